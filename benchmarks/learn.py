@@ -4,7 +4,8 @@
     python benchmarks/learn.py cartpole masked  some of it
     python benchmarks/learn.py --seeds 1        one seed each
 
-Exit code 1 when a task misses its mark. Results are kept in ``runs/learn/results.json``.
+Exit code 1 when a task misses its mark. Results are kept in ``runs/learn/results.json``, learning curves beside it: the
+mean of the seeds as far as all of them go, each seed as a thin line (from five on a 95 % confidence band instead).
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from common import save_plot
+
+from rollmill.launch.compare.aggregate import band, common, spread_of
+from rollmill.launch.progress import read_curve
+from rollmill.reports.html.plots import Plot
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -85,6 +92,8 @@ def main() -> int:
     rows = [run(task, seed, options.dir) for task in chosen for seed in range(options.seeds or task.seeds)]
     print("\n" + table(rows))
     folder = options.dir / "learn"
+    for task in chosen:
+        draw(folder, task.name)
     (folder / "results.json").write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
     return 0 if all(row["passed"] for row in rows) else 1
 
@@ -115,6 +124,27 @@ def run(task: Task, seed: int, folder: Path) -> dict[str, object]:
     }
     print(table([row]), file=sys.stderr, flush=True)
     return row
+
+
+def draw(folder: Path, task: str) -> None:
+    """Write the learning curve of a task, of all its seeds that are in the folder."""
+    curves = [read_curve(run / "metrics.jsonl", "episode/return") for run in sorted(folder.glob(f"{task}-s[0-9]*"))]
+    curves = [curve for curve in curves if curve.frames]
+    frames, values = common(curves)
+    if not len(frames):
+        return
+    mean, low, high = band(values)
+    many = spread_of(len(curves)) == "confidence"
+    shown = [*low, *high] if many else [value for curve in curves for value in curve.values]
+    last = max(curve.frames[-1] for curve in curves)
+    plot = Plot((0, last), (min(shown), max(shown)), x_title="frames", y_title=f"mean return, {task}").axes()
+    if many:
+        plot.band(list(zip(frames, low)), list(zip(frames, high)), "band c0")
+    else:
+        for curve in curves:
+            plot.line(list(zip(curve.frames, curve.values)), "seed")
+    plot.line(list(zip(frames, mean)))
+    save_plot(folder / f"learn_{task}.svg", plot, ())
 
 
 def rollmill(*words: str) -> dict[str, float]:

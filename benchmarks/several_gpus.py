@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from common import ROOT, end_on_sigterm, end_tree, median_text, record, train_command, tree, with_load
 
-RANK_MODULE = "rollmill.runs.train.rank_main"
+RANK_MODULE = "rollmill.runs.train.ranks.rank_main"
 BATCHES = 6
 """Training steps of the runs that are continued."""
 

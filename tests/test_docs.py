@@ -453,8 +453,8 @@ def test_every_logged_metric_is_explained_and_every_explained_one_is_logged(tmp_
     first_cells = [cells[0] for cells in table_rows(DOCS / "metrics.md")]
     explained = [name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)]
     assert len(explained) == len(set(explained))
-    of_clusters = {name for name in explained if name.startswith("cluster/")}  # tests/runs/train/test_cluster.py
-    not_here = of_clusters | {"learn/ranks"}  # tests/runs/train/test_ranks.py
+    of_clusters = {name for name in explained if name.startswith("cluster/")}  # runs/train/cluster/test_cluster.py
+    not_here = of_clusters | {"learn/ranks"}  # runs/train/ranks/test_processes.py
     assert logged - set(explained) == set(), "logged, and not explained in docs/metrics.md"
     assert set(explained) - logged - not_here == set(), "explained in docs/metrics.md, and not logged here"
 

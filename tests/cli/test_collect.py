@@ -12,7 +12,7 @@ import pytest
 from collecting import PARALLEL, SERIAL
 from running import Call, Run, command_words, wait_until
 
-from rollmill.cli.collect import ProgressLine, bar, how_to_continue, line
+from rollmill.cli.collect import CollectionLine, how_to_continue, line
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.run import Collected, Metrics
 from rollmill.store.reader import Store
@@ -110,7 +110,6 @@ def test_a_bad_callable_names_itself_before_anything_starts(call: Call, tmp_path
 
 def test_the_progress_line() -> None:
     assert line(metrics()) == "250 of 1,000 episodes, 500 steps/s, 45.0 MB, 3 min 00 s left"
-    assert bar(metrics()).startswith("[#####...............] 250 of")
     in_steps = metrics(wanted=None, wanted_steps=40_000)
     assert line(in_steps) == "30,000 of 40,000 steps, 500 steps/s, 45.0 MB, 20 s left"
     begun = metrics(episodes=0, steps=0, sampling_seconds=0.0, bytes=0)
@@ -128,7 +127,7 @@ def test_a_bar_on_a_terminal_a_line_elsewhere(
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     now = 0.0
-    with ProgressLine(lambda: now) as progress:
+    with CollectionLine(lambda: now) as progress:
         for k in range(10):
             now = 0.05 * k
             progress.show(metrics(episodes=k, wanted=9))
@@ -143,6 +142,16 @@ def test_a_bar_on_a_terminal_a_line_elsewhere(
     else:
         assert live == ""
         assert text == f"{line(metrics(episodes=10, wanted=20))}\n"
+
+
+def test_a_bar_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that wraps could not be drawn over."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "40")
+    with CollectionLine(lambda: 1.0) as progress:
+        progress.show(metrics())
+    assert screen.getvalue() == "\r\033[K[#####...............] 250 of 1,000 epi\n"
 
 
 # -- going on ----------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_run_status_report_and_diary(call: Call, tmp_path: Path) -> None:
     done = call("launch", "run", grid, "local.parallel=3")
     assert done.code == 1, "one failed"
     assert "3 runs: 1 failed, 2 finished" in done.out
-    assert "gamma-0.5_fail-true_s0 failed (1 attempts); the end of its output:\n    broken on purpose" in done.out
+    assert "gamma-0.5_fail-true_s0 failed (1 attempt); the end of its output:\n    broken on purpose" in done.out
 
     done = call("launch", "status", "toys")
     assert "gamma-0.9_s0            finished  100 (100%)  9       100" in done.out
@@ -177,7 +177,7 @@ def test_a_launch_can_be_left_alone_and_cancelled(call: Call, tmp_path: Path) ->
     wait_until(lambda: any((run / "checkpoints").glob("*.ckpt")), what="a checkpoint")
     assert "toys_s0  running" in call("launch", "status", "toys").out
     assert call("launch", "cancel", "toys", "*nothing*").code == 1
-    assert "cancelled 1 runs (1 of them were queued or running)" in call("launch", "cancel", "toys", "*_s0").out
+    assert "cancelled 1 run, 1 of which had been queued or running" in call("launch", "cancel", "toys", "*_s0").out
     done = call("launch", "status", "toys")
     assert "1 cancelled" in done.out
     assert "nobody launches the waiting runs; to continue: rollmill launch run" in done.out

@@ -168,6 +168,8 @@ def test_the_fields_of_a_dataclass_are_options() -> None:
         (verb, "x --learning.gamma=0.9", "words without dashes: rollmill train learning.gamma=0.9"),
         (verb, "x --batch-size 32", "words without dashes: rollmill train batch_size=32"),
         (verb, "x --seed", "words without dashes: rollmill train seed=VALUE"),
+        (verb, "x --target y", "no option --target; it is a word without dashes: rollmill train TARGET [OTHER ...]"),
+        (verb, "x --rate 3", "words without dashes: rollmill train rate=3"),
         (plain, "x --seed 3", "no option --seed (see"),
         (plain, "x y", "'y' is a word too many"),
         (plain, "x -y", "no option -y (see"),

@@ -1,5 +1,6 @@
 """The scratch folder of a scope: nobody makes it before there is somebody to remove it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,17 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     return tmp_path
+
+
+def test_what_simulators_set_is_taken_back_and_nothing_is_missing_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may start a process at any time, with the variables that there are."""
+    before = dict(os.environ)
+    with process_scope(inside=True) as environment:
+        assert dict(os.environ) == environment != before
+        os.environ["PUT_BY_A_SIMULATOR"] = "1"
+        os.environ["PATH"] = "changed"
+        monkeypatch.setattr(type(os.environ), "clear", lambda _: pytest.fail("no variable was there for a moment"))
+    assert dict(os.environ) == before
 
 
 def test_the_folder_is_there_while_the_scope_lasts(temporary: Path) -> None:

@@ -8,6 +8,7 @@ from rollmill.core import run_log
 from rollmill.core.errors import RunFolderError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.run_log import WARNING_BURST, open_log, told_on_console
+from rollmill.core.terminal import AT_ONCE
 
 LOG = logging.getLogger("rollmill")
 
@@ -28,6 +29,18 @@ def test_the_log_goes_to_the_file_and_is_appended_to(tmp_path: Path, capsys: pyt
         "WARNING careful",
     ]
     assert "first" not in capsys.readouterr().err
+
+
+def test_before_the_run_has_begun_the_console_is_told_at_once_what_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handle = open_log(RunFolder(tmp_path), to_console=True)
+    LOG.warning("later")
+    LOG.warning("this takes long", extra=AT_ONCE)
+    assert capsys.readouterr().err.split(maxsplit=1)[1] == "this takes long [warning]\n"
+    handle.show()
+    handle.close()
+    assert capsys.readouterr().err.split(maxsplit=1)[1] == "later [warning]\n"
 
 
 def test_the_console_gets_plain_lines_with_the_level_of_warnings(

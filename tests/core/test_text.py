@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollmill.core.text import closest, columns, cut, nearest, show
+from rollmill.core.text import closest, columns, counted, cut, nearest, show
 
 ENVS = ["doom_basic", "doom_battle", "doom_health_gathering", "CartPole-v1"]
 
@@ -51,3 +51,7 @@ def test_cells_stand_one_below_the_other() -> None:
 def test_long_texts_are_cut_in_the_middle() -> None:
     assert cut("abc", 3) == "abc"
     assert cut("a" * 6 + "b" * 6, 4) == "aa [... 8 characters left out ...] bb"
+
+
+def test_one_of_them_is_not_several() -> None:
+    assert [counted(n, "session") for n in (0, 1, 1200)] == ["0 sessions", "1 session", "1,200 sessions"]

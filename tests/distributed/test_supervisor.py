@@ -83,6 +83,22 @@ def test_a_node_that_waits_for_its_head_is_found_and_ended(silent: str) -> None:
     assert list(supervisor.records()) == []
 
 
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_record_that_names_no_process_ends_none(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the supervisor's lock and its first word the pid is 0: to `kill`, the group of whoever asks."""
+    file = supervisor.prepare(NODE)
+    record = replace(Record.read(file), pid=pid)
+    record.write(file)
+    signals = []
+    monkeypatch.setattr("os.kill", lambda *asked: signals.append(asked))
+    monkeypatch.setattr(supervisor, "alive", lambda file: not signals)
+    assert list(supervisor.records()) == ([] if pid == 0 else [(file, record)])
+    with pytest.raises(ClusterError, match=f"names no process yet .pid {pid}.: nothing was ended"):
+        supervisor.end(file, record)
+    assert not signals
+    assert file.exists()
+
+
 def test_records_of_other_machines_are_left_alone(silent: str) -> None:
     file = supervisor.prepare(NODE)
     replace(Record.read(file), machine="another", pid=1).write(file)

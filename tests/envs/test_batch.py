@@ -14,7 +14,7 @@ from faulty_envs import Marker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill.core.errors import EnvError
+from rollmill.core.errors import EnvError, MissingExtraError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import Env, StepReturn
 from rollmill.core.slots import CARRIED_FIELDS, WORKER_FIELDS
@@ -684,6 +684,21 @@ def test_a_batch_that_cannot_be_built_closes_what_stands(wrong: Callable[[Env], 
     with pytest.raises(EnvError, match=r"env 1 \(scripted\) failed in constructor"):
         Drive("scripted", range(3), make=failing_makes(99, journal, wrong))
     assert journal.count("make") == journal.count("close") > 3
+
+
+def test_a_constructor_that_can_never_succeed_is_not_tried_again() -> None:
+    journal: Journal = []
+
+    def make(index: int) -> Env:
+        if index == 1:
+            journal.append("refused")
+            raise MissingExtraError("scripted: Box2D is not installed")
+        return Scripted([[GOOD]], journal)
+
+    with pytest.raises(MissingExtraError, match=r"^scripted: Box2D is not installed$"):
+        Drive("scripted", range(3), make=make)
+    assert journal.count("refused") == 1
+    assert journal.count("make") == journal.count("close"), "what stands is closed"
 
 
 def test_an_env_that_does_not_close_is_reported_and_left() -> None:

@@ -10,7 +10,7 @@ from running import wait_until
 
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.janitor_main import is_alive
-from rollmill.envs.probe import Probe, probe_here
+from rollmill.envs.probe import Probe, build_one, close_here, probe_here
 from rollmill.envs.settings import EnvSettings
 
 FAULTY = "faulty_envs:Misbehave"
@@ -79,6 +79,16 @@ def test_an_env_whose_close_hangs_has_answered(
     monkeypatch.setattr("rollmill.envs.probe.CLOSE_SECONDS", 0.2)
     assert probe(EnvSettings(id=FAULTY, args={"where": "close", "what": "hang"}), timeout=0) == SPEC
     assert f"{FAULTY}: close() did not return within 0.2 s; its process was ended" in caplog.text
+
+
+def test_a_close_that_takes_long_in_this_process_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rollmill.envs.probe.CLOSE_SECONDS", 0.05)
+    env = build_one(EnvSettings(id="toy_target"))
+    monkeypatch.setattr(env, "close", lambda: wait_until(lambda: "toy_target: close()" in caplog.text))
+    close_here("toy_target", env)
+    assert "close() has not returned for 0.05 s; no time-out runs in serial mode" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["thread", "child", "fork"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import socket
 from pathlib import Path
@@ -65,11 +66,37 @@ def test_ports(monkeypatch: pytest.MonkeyPatch) -> None:
         port = taken.getsockname()[1]
         assert free_port("127.0.0.1", port) > port
     assert free_port("127.0.0.1", 0) > 0
-    with pytest.raises(LaunchError, match="no free port"):
+    with pytest.raises(ConfigError, match=r"--host 203.0.113.1: nobody can listen there: Cannot assign"):
         free_port("203.0.113.1", 6006)  # an address this machine does not have
-    assert "-L 6006:127.0.0.1:6006" in forwarding(6006)
+    for host in ("127.0.0.1", "0.0.0.0"):
+        assert "-L 6006:127.0.0.1:6006" in forwarding(host, 6006)
     monkeypatch.setattr(boards.getpass, "getuser", lambda: (_ for _ in ()).throw(KeyError("no name")))
-    assert "@" in forwarding(1)
+    assert "@" in forwarding("127.0.0.1", 1)
+
+
+def test_where_no_port_is_free_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(boards, "_LAST_PORT", port)
+        with pytest.raises(LaunchError, match=f"no free port between {port} and {port} on 127.0.0.1"):
+            free_port("127.0.0.1", port)
+
+
+def test_an_address_of_ipv6_is_probed_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    families = []
+
+    class Probe(socket.socket):
+        def __init__(self, family: int = socket.AF_INET) -> None:
+            families.append(family)
+            super().__init__(family)
+
+    monkeypatch.setattr(boards.socket, "socket", Probe)
+    with contextlib.suppress(ConfigError):  # this machine may have none
+        assert free_port("::1", 0) > 0
+    assert families == [socket.AF_INET6]
+    assert "-L 6006:[::1]:6006" in forwarding("::1", 6006)
 
 
 def test_without_tensorboard_there_is_a_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,7 +106,12 @@ def test_without_tensorboard_there_is_a_hint(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "reason"), [("127.0.0.1", 70_000, "--port 70000"), ("127.0.0.1", -1, "--port")]
+    ("host", "port", "reason"),
+    [
+        ("127.0.0.1", 70_000, "--port 70000"),
+        ("127.0.0.1", -1, "--port"),
+        ("no.such.host.invalid", 6006, "--host no.such.host.invalid: nobody can listen there: "),
+    ],
 )
 def test_ports_that_cannot_be_are_refused(host: str, port: int, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

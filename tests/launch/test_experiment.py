@@ -46,6 +46,18 @@ def test_yaml_and_python_say_the_same(tmp_path: Path) -> None:
     assert load_experiment(f"{python}:GRID").name == "gammas"
 
 
+def test_a_description_may_have_data_classes_of_its_own(tmp_path: Path) -> None:
+    python = tmp_path / "grid.py"
+    python.write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "from rollmill.launch.experiment import Experiment\n"
+        "@dataclass\nclass Size:\n    width: int\n"
+        "GRID = Experiment('sizes', settings={'model.mlp': [Size(64).width]})\n"
+    )
+    assert load_experiment(str(python)).settings == {"model.mlp": [64]}
+
+
 def test_a_module_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_launch_description.py").write_text(
         "from rollmill.launch.experiment import Experiment\nA = B = Experiment('one')\n"

@@ -32,7 +32,7 @@ def test_cells() -> None:
 def test_plain_text_ends_with_what_failed() -> None:
     text = plain(RUNS)
     assert "4 runs: 1 running, 1 waiting, 1 failed, 1 finished; 1,250 of 4,000 frames" in text
-    assert text.endswith("c failed (1 attempts); the end of its output:\n    one\n    two")
+    assert text.endswith("c failed (1 attempt); the end of its output:\n    one\n    two")
     assert summary([run("a", "finished")]) == "1 run: 1 finished; 0 of 1,000 frames"
 
 

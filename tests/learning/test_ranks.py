@@ -23,6 +23,7 @@ from rollmill.core.errors import LostRankError
 from rollmill.core.fields import Array
 from rollmill.envs.probe import probe_here
 from rollmill.learning.ranks import SingleRank, shared_mean_and_deviation, shared_moments
+from rollmill.learning.torch_ranks import _library_settings
 from rollmill.models.moments import RunningMoments
 from rollmill.runs.train.build import build_parts
 
@@ -253,6 +254,21 @@ def raise_lost() -> None:
 
 
 # -- one rank -----------------------------------------------------------------------------------------------
+
+
+def test_variables_for_nccl_come_and_go_and_leave_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "chosen")
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    before = dict(os.environ)
+    with _library_settings("127.0.0.1"):
+        assert dict(os.environ) == {**before, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+        monkeypatch.setenv("SET_MEANWHILE", "by another thread")
+    assert dict(os.environ) == {**before, "SET_MEANWHILE": "by another thread"}
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+    with _library_settings("127.0.0.1"):
+        assert os.environ["NCCL_SOCKET_IFNAME"] in ("lo", "lo0")
+    with _library_settings("10.0.0.1"):
+        assert "NCCL_SOCKET_IFNAME" not in os.environ
 
 
 def test_alone_nothing_changes() -> None:

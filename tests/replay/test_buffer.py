@@ -155,8 +155,23 @@ def test_contents_of_another_shape_are_left_out(caplog: pytest.LogCaptureFixture
     twin = buffer_of(save=True)
     twin.load_state(buffer.state())
     twin.add(segment_of(5, steps=8))
-    assert "cannot be used" in caplog.text
+    assert "5 of 5 replayed segments of the checkpoint cannot be used, and are left out: the packed" in caplog.text
     assert [item.data.version for item in twin.table] == [5]
+
+
+def test_every_segment_of_a_checkpoint_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = buffer_of(save=True)
+    for number in range(5):
+        buffer.add(segment_of(number))
+    state = buffer.state()
+    state["table"]["items"][3]["data"]["packed"] = state["table"]["items"][3]["data"]["packed"][:-1]
+    twin = buffer_of(save=True)
+    twin.load_state(state)
+    twin.add(segment_of(5))
+    assert "1 of 5 replayed segments of the checkpoint cannot be used, and are left out: the checksum" in caplog.text
+    assert [item.data.version for item in twin.table] == [0, 1, 2, 4, 5]
+    assert twin.due()
+    assert twin.draw()["obs:x"].shape == (6, 4, 3)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -218,6 +219,28 @@ def test_a_waiting_learner_is_woken() -> None:
     sampler = Sampler(plan_of("async", workers=1), [MarkPolicy(spec_of())])
     with running(sampler):
         assert sampler.take(3, timeout=60) is not None
+
+
+def test_a_batch_of_one_policy_is_waited_for_while_segments_of_others_end() -> None:
+    """Of a population's segments there may be enough, and not enough of anybody's."""
+    plan = dataclasses.replace(plan_of("serial"), policy_of_group=(0, 1, 2, 0))
+    sampler = Sampler(plan, [MarkPolicy(spec_of(), k) for k in range(3)])
+    waits: list[float] = []
+
+    class AnotherEnds(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            group = len(waits)
+            waits.append(timeout)
+            sampler.inference.group_of_slot[group] = group
+            sampler.finished.append(group)
+            return True
+
+    sampler._any_finished = AnotherEnds()
+    assert sampler.take(2, timeout=60) == [0, 3]
+    assert list(sampler.finished) == [1, 2]
+    assert 60 == waits[0] > waits[1] > waits[2] > waits[3], "what is left of the time"
+    sampler.stop()
 
 
 def test_an_error_in_the_thread_comes_home() -> None:

@@ -21,7 +21,7 @@ EVERY_SECONDS = 0.5
 
 
 def in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this process."""
+    """Return whether a Jupyter kernel runs this process."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
@@ -80,7 +80,7 @@ class TrainingLine(Observer):
 
 @contextlib.contextmanager
 def warnings_shown() -> Iterator[None]:
-    """Warnings and errors of the log on stderr, where nothing else of it is shown."""
+    """Show warnings and errors of the log on stderr, where nothing else of it is shown."""
     log, handler = logging.getLogger("rollmill"), logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.addFilter(lambda record: not record.getMessage().startswith("failed: "))  # the exception says it again

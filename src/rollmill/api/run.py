@@ -42,7 +42,7 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, is_own: bool = False) -> None:
-        """``is_own``: this process has trained it, so the code that its checkpoints name is the user's."""
+        """Open a run; ``is_own``: this process has trained it, so the code that its checkpoints name is the user's."""
         self.path, self.is_own = Path(path), is_own
         if not is_run(self.path):
             raise RunFolderError(f"{self.path}: there is no run")
@@ -112,7 +112,7 @@ class Run:
 
     @property
     def data(self) -> Store:
-        """Open what it has recorded (``recording={"keep": "all"}``); StoreError where it has not."""
+        """Open what it has recorded (``recording={"keep": "all"}``); raises StoreError where it has not."""
         return open_store(self.path)
 
     def policy(self, **options: Any) -> LoadedPolicy:

@@ -141,7 +141,7 @@ class CallablePolicy(Policy):
 
     @staticmethod
     def _array(name: str, values: Any, shape: tuple[int, ...], dtype: str) -> Array:
-        """Numbers of whatever kind (tensors, too) as the array that is expected."""
+        """Turn numbers of whatever kind (tensors, too) into the array that is expected."""
         array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
         if array.shape != shape or (array.dtype.kind not in "iub" and np.dtype(dtype).kind != "f"):
             raise PolicyError(f"the policy returned {name} of {array.dtype} {array.shape}, expected {dtype} {shape}")

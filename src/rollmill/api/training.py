@@ -89,7 +89,7 @@ def _settings(files: Sequence[Path], words: Sequence[str], resume: bool, restore
 
 @contextlib.contextmanager
 def _shown(progress: bool) -> Iterator[tuple[Literal["auto", "off"], tuple[Observer, ...]]]:
-    """What a person sees: the panel or the lines of the command, one line that is kept up to date in a notebook."""
+    """Choose what a person sees: the panel or the lines of the command, or one line that is updated in a notebook."""
     if not progress:
         with warnings_shown():
             yield "off", ()

@@ -30,7 +30,8 @@ def env_words(env: Env | None) -> dict[str, Any]:
 
 
 def setting_words(*layers: Mapping[str, Any]) -> tuple[str, ...]:
-    """``{"learning": {"gamma": 0.9}, "stop.frames": 10}`` as ``learning.gamma=0.9``, ``stop.frames=10``; later win.
+    """Turn ``{"learning": {"gamma": 0.9}, "stop.frames": 10}`` into ``learning.gamma=0.9``, ``stop.frames=10``; later
+    win.
 
     Classes and functions among the values get a name (``core.given``), by which worker processes know them, too.
     """
@@ -49,7 +50,7 @@ def files_of(config: Files) -> tuple[Path, ...]:
 
 @contextlib.contextmanager
 def said_in_python() -> Iterator[None]:
-    """Errors that speak of a command line speak of Python's keywords instead."""
+    """Let errors that speak of a command line speak of Python's keywords instead."""
     try:
         yield
     except (ConfigError, RunFolderError) as error:

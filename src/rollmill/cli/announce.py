@@ -20,7 +20,7 @@ _LABEL = 10
 
 
 def announcement(asked: object, final: object, folder: Path) -> str:
-    """``asked``: the settings as they were given; ``final``: with every automatic number decided."""
+    """Return what a run says at its start; ``asked``: settings as given, ``final``: all automatic numbers decided."""
     given = _words({key: new for key, (_, new) in differences(_defaults(asked), asked).items()})
     decided = _words({key: new for key, (_, new) in differences(asked, final).items()})
     lines = [*_block("settings", given or ["all at their defaults"]), *_block("decided", decided)]
@@ -28,7 +28,7 @@ def announcement(asked: object, final: object, folder: Path) -> str:
 
 
 def _defaults(settings: Any) -> Any:
-    """The defaults of all settings, those of blocks included that are off by default and were switched on."""
+    """Return the defaults of all settings, those of blocks included that are off by default and were switched on."""
     defaults = type(settings)()
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -39,18 +39,18 @@ def _defaults(settings: Any) -> Any:
 
 
 def announcer(settings: object, folder: Path, quiet: bool) -> Callable[[], None]:
-    """For runs that decide nothing by themselves: what they call when nothing can be refused any more."""
+    """Return what runs that decide nothing by themselves call when nothing can be refused any more."""
     return lambda: None if quiet else print(announcement(settings, settings, folder), flush=True)
 
 
 def page_of(folder: Path, kind: Kind) -> Path | None:
-    """The page about a run that has ended, if one was written."""
+    """Return the page about a run that has ended, if one was written."""
     page = place_for(folder / "report.html", kind)
     return page if page.is_file() else None
 
 
 def _words(values: dict[str, Any]) -> list[str]:
-    """As they are written on a command line."""
+    """Return settings as they are written on a command line."""
     return [f"{key}={_value(value)}" for key, value in values.items()]
 
 
@@ -60,7 +60,7 @@ def _value(value: Any) -> str:
 
 
 def _block(label: str, words: list[str]) -> list[str]:
-    """Nothing for no words."""
+    """Return a label with its words, in lines; nothing for no words."""
     if not words:
         return []
     lines = [f"{label:{_LABEL}}{words[0]}"]

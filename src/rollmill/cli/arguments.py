@@ -132,7 +132,7 @@ class Argument:
 
     @property
     def default_text(self) -> str:
-        """For help; empty where there is nothing to say."""
+        """The default as help shows it; empty where there is nothing to say."""
         if self.default is MISSING or str(self.default) in _SILENT_DEFAULTS:
             return ""
         values = self.default if isinstance(self.default, tuple) else (self.default,)
@@ -140,7 +140,7 @@ class Argument:
 
     @property
     def about_text(self) -> str:
-        """For help: what it is for, and its default."""
+        """What it is for, and its default, as help shows them."""
         return f"{self.about} (default: {self.default_text})" if self.default_text else self.about
 
     @property
@@ -150,7 +150,7 @@ class Argument:
 
 @functools.cache
 def arguments_of(function: Callable[..., int]) -> tuple[Argument, ...]:
-    """The words of a verb in their order, then its options; KEY=VALUE words are the last of the words."""
+    """Return the words of a verb in their order, then its options; KEY=VALUE words are the last of the words."""
     found = list(_read(function))
     words = [argument for argument in found if argument.is_word]
     words.sort(key=lambda argument: argument.is_key_value)
@@ -183,7 +183,7 @@ def _fields(block: str, cls: Any) -> Iterator[Argument]:
 
 
 def _of_variants(block: str, kinds: Mapping[str, type]) -> Iterator[Argument]:
-    """Every option of any of them; what it is for is said for each that says something of its own."""
+    """Yield every option that one of the classes has, with what it is for in each class that has it."""
     found: dict[str, dict[str, Argument]] = {}
     for kind, cls in kinds.items():
         for argument in _fields(block, cls):
@@ -197,18 +197,18 @@ def _of_variants(block: str, kinds: Mapping[str, type]) -> Iterator[Argument]:
 
 
 def _mark(tp: Any, kind: type[Mark]) -> Mark | None:
-    """What stands in an annotated type."""
+    """Return the mark of this kind in an annotated type; None without one."""
     marks = tp.__metadata__ if get_origin(tp) is Annotated else ()
     return next((mark for mark in marks if isinstance(mark, kind)), None)
 
 
 def documentation(function: Callable[..., int]) -> tuple[str, dict[str, str]]:
-    """What a docstring says: the text before ``Args:``, and a text for each parameter."""
+    """Split a docstring into the text before ``Args:``, and a text for each parameter."""
     text, _, listed = (inspect.getdoc(function) or "").replace("``", "`").partition("\nArgs:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", listed, re.MULTILINE)
     return text.strip(), {name: " ".join(about.split()) for name, about in entries}
 
 
 def _singular(name: str) -> str:
-    """``POLICY`` for ``POLICIES``: what one word of several stands for."""
+    """Return what one word of several stands for: ``POLICY`` for ``POLICIES``."""
     return f"{name[:-3]}Y" if name.endswith("IES") else name.removesuffix("S")

@@ -106,7 +106,7 @@ def _tune(settings: TrainConfig, options: TuneOptions, out: Path | None, as_json
 
 
 def _words(changes: dict[str, Any]) -> str:
-    """Changed settings as they are written on the command line."""
+    """Return changed settings as they are written on the command line."""
     return " ".join(f"{key}={value}" for key, value in changes.items()) or "(start)"
 
 
@@ -116,7 +116,7 @@ def _trial(trial: Trial) -> str:
 
 
 def tune_table(result: TuneResult) -> str:
-    """All trials, the fastest first, and the winner against the start."""
+    """List all trials, the fastest first, and the winner against the start."""
     trials = sorted(result.trials, key=lambda trial: trial.frames_per_s or 0.0, reverse=True)
     ratio = result.best_frames_per_s / result.start_frames_per_s
     lines = [_trial(trial) for trial in trials]
@@ -138,7 +138,7 @@ def tune_table(result: TuneResult) -> str:
 
 
 def _warnings(changes: dict[str, Any]) -> list[str]:
-    """What of the found settings also touches what is learnt."""
+    """Say what of the found settings also touches what is learnt."""
     notes = {
         "learning.precision": "the arithmetic is less exact: compare learning curves",
         "learning.batch_size": "another batch learns differently: the learning rate may have to follow",
@@ -178,7 +178,7 @@ def _table(results: dict[str, Measurement]) -> str:
 
 
 def _phase(name: str, value: float) -> str:
-    """A part of a measurement with its unit: most are shares of the time, of a worker or of the main process."""
+    """Show a part of a measurement with its unit: most are shares of the time, of a worker or of the main process."""
     if name.endswith(" ms/step"):
         return f"{name.removesuffix(' ms/step'):18} {value:.3f} ms per step"
     if name.endswith(" MB/s"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from rollmill.cli.options import Json
 from rollmill.core.checkpoints import Checkpoint
 from rollmill.core.errors import ConfigError
-from rollmill.core.text import bytes_text, columns
+from rollmill.core.text import bytes_text, columns, counted
 from rollmill.launch.listing import find_run
 from rollmill.launch.table import duration
 from rollmill.monitor.console import number_text
@@ -104,14 +104,14 @@ def prune(
     word = "would remove" if dry_run else "removed"
     for checkpoint in found:
         print(f"{word} {checkpoint.path}")
-    print(f"{word} {len(found)} checkpoint{'s' * (len(found) != 1)}, {bytes_text(nbytes)}")
+    print(f"{word} {counted(len(found), 'checkpoint')}, {bytes_text(nbytes)}")
     return 0
 
 
 def _agreed(found: Sequence[Checkpoint], nbytes: int) -> bool:
     for checkpoint in found:
         print(checkpoint.path, file=sys.stderr)
-    question = f"remove {len(found)} checkpoint{'s' * (len(found) != 1)}, {bytes_text(nbytes)}? [y/N] "
+    question = f"remove {counted(len(found), 'checkpoint')}, {bytes_text(nbytes)}? [y/N] "
     print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

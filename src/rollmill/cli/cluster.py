@@ -178,7 +178,7 @@ def _running(root: Path) -> list[Path]:
 
 
 def _standing(folder: Path, named: bool) -> RunStanding | None:
-    """None for a run without nodes; where that one was asked for, ConfigError."""
+    """Read how the nodes of a run stand; None for a run without nodes, or ConfigError where that one was asked for."""
     try:
         return RunStanding.read(folder)
     except FileNotFoundError:
@@ -188,7 +188,7 @@ def _standing(folder: Path, named: bool) -> RunStanding | None:
 
 
 def _lines(folder: Path, run: RunStanding) -> list[str]:
-    """A run in words."""
+    """Describe a run in lines of text."""
     ago = duration(max(0.0, time.time() - run.time))
     gateway = run.problem or f"the gateway was started again {run.restarts} times"
     title = f"{folder}: {run.received:,} segments received, {run.lost:,} lost, {run.refused:,} refused; {gateway}"

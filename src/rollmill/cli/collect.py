@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import sys
-import time
-from collections.abc import Callable
 
 from rollmill.cli.options import Configs, Json, keep_stdout
+from rollmill.cli.progress import ProgressLine
 from rollmill.core.errors import RollmillError
-from rollmill.core.terminal import drawing, printable
 from rollmill.core.text import bytes_text
 from rollmill.monitor.console import count_text, duration_text
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.run import Collected, Metrics
 from rollmill.runs.collect.run import collect as run_collection
-
-BAR = 20
-LINE_SECONDS = 10.0
-"""Between two lines where there is no terminal."""
-REDRAW_SECONDS = 0.2
 
 
 def collect(
@@ -42,7 +34,7 @@ def collect(
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    with keep_stdout(json_), ProgressLine() as line:
+    with keep_stdout(json_), CollectionLine() as line:
         try:
             done = run_collection(options, config, overrides, line.show)
         except RollmillError as error:
@@ -56,39 +48,19 @@ def collect(
     return done.exit_code
 
 
-class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
-    """A bar on a terminal, now and then a line elsewhere; always on stderr."""
+class CollectionLine(ProgressLine):
+    """Shows how far a collection is."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._stream = drawing(sys.stderr)
-        self._live = self._stream.isatty()
-        self._due = clock() + (0.0 if self._live else LINE_SECONDS)
-        self._drawn = False
-        self.metrics: Metrics | None = None
+    metrics: Metrics | None = None
+    """What was shown last."""
 
     def show(self, metrics: Metrics) -> None:
         self.metrics = metrics
-        now = self._clock()
-        if now < self._due and not (self._live and metrics.share >= 1.0):
-            return
-        self._due = now + (REDRAW_SECONDS if self._live else LINE_SECONDS)
-        self._drawn = self._live
-        text = f"\r\033[K{printable(bar(metrics))}" if self._live else printable(line(metrics))
-        print(text, end="" if self._live else "\n", file=self._stream, flush=True)
-
-    def end(self) -> None:
-        """Leave the bar where it is and go on below it."""
-        if self._drawn:
-            print(file=sys.stderr)
-            self._drawn = False
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
+        self.draw(metrics.share, line(metrics))
 
 
 def line(metrics: Metrics) -> str:
-    """``120 of 1,000 episodes, 3.21K steps/s, 45.0 MB, 2 min 10 s left``."""
+    """Say ``120 of 1,000 episodes, 3.21K steps/s, 45.0 MB, 2 min 10 s left``."""
     if metrics.wanted_steps is not None:
         amount = f"{metrics.steps:,} of {metrics.wanted_steps:,} steps"
     else:
@@ -96,11 +68,6 @@ def line(metrics: Metrics) -> str:
     left = metrics.seconds_left
     rest = "" if left is None else f", {duration_text(left)} left"
     return f"{amount}, {count_text(metrics.steps_per_s)} steps/s, {bytes_text(metrics.bytes)}{rest}"
-
-
-def bar(metrics: Metrics) -> str:
-    full = int(BAR * metrics.share)
-    return f"[{'#' * full}{'.' * (BAR - full)}] {line(metrics)}"
 
 
 def summary(done: Collected) -> str:
@@ -120,7 +87,7 @@ def summary(done: Collected) -> str:
 
 
 def how_to_continue(done: Collected, options: CollectOptions) -> str:
-    """What to type to get the rest."""
+    """Say what to type to get the rest."""
     f = done.metrics
     seed = "" if options.seed is not None else f" and --seed {done.seed} (it plays again what was interrupted)"
     if options.until is not None:

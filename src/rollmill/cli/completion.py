@@ -74,7 +74,7 @@ def completion(shell: Literal["bash", "zsh"], /) -> int:
 
 
 def _verbs() -> Iterator[str]:
-    """A case for every verb: what may stand behind it."""
+    """Yield a case for every verb: what may stand behind it."""
     yield f'        "") list="{" ".join([*VERBS, "help"])}" ;;'
     for name, verb in all_verbs():
         words = list(verb.verbs)
@@ -85,7 +85,7 @@ def _verbs() -> Iterator[str]:
 
 
 def _values() -> Iterator[str]:
-    """A case for every option that has a choice of values."""
+    """Yield a case for every option that has a choice of values."""
     for name, verb in all_verbs():
         for argument in arguments_of(verb.load()) if verb.target else ():
             if argument.choices and not argument.is_word:
@@ -93,7 +93,7 @@ def _values() -> Iterator[str]:
 
 
 def _settings(cls: Any, prefix: str = "") -> Iterator[str]:
-    """``key=`` of every setting, or ``key=value`` for all its values where these are known."""
+    """Yield ``key=`` of every setting, or ``key=value`` for all its values where these are known."""
     for name, key in keys_of(cls).items():
         if key.block is None:
             yield from (f"{prefix}{name}={value}" for value in _values_of(key))
@@ -105,7 +105,7 @@ def _settings(cls: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _values_of(key: Key) -> Sequence[Any]:
-    """What it can be set to; an empty text where that is not known."""
+    """Return the values that a key can be set to; an empty text where that is not known."""
     if key is keys_of(EnvSettings)["id"]:
         return tuple(NAMED)
     return ("true", "false") if key.type is bool else choices(key.type) or ("",)

@@ -42,7 +42,7 @@ def diary(
 
 
 def find_experiment(name: Path, root: Path) -> Path:
-    """A folder as given, or as the name of an experiment below ``root``."""
+    """Find a folder as given, or as the name of an experiment below ``root``."""
     folder = name if name.is_dir() else root / name
     if not folder.is_dir():
         raise ConfigError(f"no experiment {str(name)!r} here or in {root}")

@@ -71,7 +71,7 @@ def list_envs(word: str = "", /, json_: Json = False) -> int:
 
 
 def all_rows() -> Iterator[Row]:
-    """Every built-in name, and the patterns of names that adapters take. Nothing heavy is imported for it."""
+    """Yield every built-in name, and the patterns of names that adapters take. Nothing heavy is imported for it."""
     for name, entry in NAMED.items():
         yield _row(name, entry, entry.summary)
     for route in ROUTES:
@@ -116,7 +116,7 @@ class CheckConfig:
 
 
 def named_env(env: str, overrides: tuple[str, ...]) -> EnvSettings:
-    """The settings of an environment that was named by a word, and by KEY=VALUE words for its settings."""
+    """Return the settings of an environment that a word names, with KEY=VALUE words for its settings."""
     return load_config(CheckConfig, (), (f"env.id={json.dumps(env)}", *overrides)).env
 
 
@@ -154,7 +154,7 @@ def check(
 
 
 def describe(report: CheckReport) -> str:
-    """The report as text."""
+    """Return the report as text."""
     lines = [describe_spec(EnvSpec.from_dict(report.spec))] if report.spec else [report.env]
     lines += [f"  {line}" for line in _metrics(report)]
     for finding in report.findings:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollmill.cli.options import Json, keep_stdout
-from rollmill.cli.progress import ProgressLine
+from rollmill.cli.progress import EvaluationLine
 from rollmill.core.errors import ConfigError
 from rollmill.reports.html.document import place_for
 from rollmill.runs.evaluate.options import EvalOptions
@@ -48,7 +48,7 @@ def evaluate(
         video=_beside(page) if report_videos and options.video is None else options.video,
         report=page,
     )
-    with keep_stdout(json_), ProgressLine() as line:
+    with keep_stdout(json_), EvaluationLine() as line:
         results = evaluate_all(policies, options, line.show)
     if json_:
         print(json.dumps(document(results, page), allow_nan=False, default=str))
@@ -60,7 +60,7 @@ def evaluate(
 
 
 def _beside(page: Path | None) -> Path:
-    """The folder for the videos of a page."""
+    """Return the folder for the videos of a page."""
     if page is None:
         raise ConfigError("--report-videos: which page? give --report page.html; or --video FOLDER for files alone")
     return page.with_suffix("")

@@ -20,7 +20,7 @@ _COLUMN = 26
 
 
 def usage(name: Sequence[str], verb: Verb) -> str:
-    """Of a verb that wants one of its own verbs behind it, or of the whole program."""
+    """Return the help of a verb that wants one of its own verbs behind it, or of the whole program."""
     prog = command(name)
     lines = [f"usage: {prog} VERB ...", "", *([f"{_sentence(verb.summary)}", ""] if verb.summary else [])]
     lines += _list(verb.verbs)
@@ -29,7 +29,7 @@ def usage(name: Sequence[str], verb: Verb) -> str:
 
 
 def explain(function: Callable[..., int], prog: str, verbs: Mapping[str, Verb]) -> str:
-    """Of a verb that can be run: what it does, its words, its options, and its own verbs where it has some."""
+    """Return the help of a verb that can be run: what it does, its words and options, and its own verbs, if any."""
     import shutil
     from dataclasses import MISSING
 
@@ -60,7 +60,7 @@ def _list(verbs: Mapping[str, Verb]) -> Iterator[str]:
 
 
 def _entry(head: str, about: str, width: int) -> list[str]:
-    """An option and what it is for, side by side, or below each other where it is long."""
+    """Put an option and what it is for side by side, or below each other where it is long."""
     lines = _wrap(about, width, " " * _COLUMN)
     if len(head) + 4 <= _COLUMN and lines:
         return [f"  {head}".ljust(_COLUMN) + lines[0].lstrip(), *lines[1:]]
@@ -68,7 +68,7 @@ def _entry(head: str, about: str, width: int) -> list[str]:
 
 
 def _wrap(text: str, width: int, indent: str = "", first: str | None = None) -> list[str]:
-    """Lines of this width; a command in backticks stays whole, where a line holds it."""
+    """Break a text into lines of this width; a command in backticks stays whole, where a line holds it."""
     import textwrap
 
     def whole(found: re.Match[str]) -> str:

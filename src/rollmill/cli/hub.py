@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rollmill.cli.options import Json, keep_stdout
-from rollmill.cli.progress import ProgressLine
-from rollmill.core.text import bytes_text
+from rollmill.cli.progress import EvaluationLine
+from rollmill.core.text import bytes_text, counted
 from rollmill.runs.checkpoints.hub import Moved, PushOptions
 from rollmill.runs.checkpoints.hub import pull as pull_repo
 from rollmill.runs.checkpoints.hub import push as push_repo
@@ -37,7 +37,7 @@ def push(
         json_: Print JSON.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    with keep_stdout(json_), ProgressLine() as line:
+    with keep_stdout(json_), EvaluationLine() as line:
         done = push_repo(target, repo, options, data=data, overrides=overrides, progress=line.show)
     _say(done, json_)
     return 0
@@ -72,5 +72,5 @@ def pull(
 
 
 def _say(done: Moved, as_json: bool) -> None:
-    size = f"{len(done.files)} file{'s' * (len(done.files) != 1)}, {bytes_text(done.bytes)}"
+    size = f"{counted(len(done.files), 'file')}, {bytes_text(done.bytes)}"
     print(json.dumps(asdict(done)) if as_json else f"{done.place}: a {done.kind}, {size}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rollmill.cli.options import Json
 from rollmill.core.errors import ConfigError, LaunchError, exit_code_of
 from rollmill.core.terminal import drawing
-from rollmill.core.text import nearest
+from rollmill.core.text import counted, nearest
 from rollmill.launch import launcher as launcher_module
 from rollmill.launch import populating, searching
 from rollmill.launch.experiment import described_search, load_experiment
@@ -76,13 +76,14 @@ def plan(
 
 
 def total_text(total: Total, settings: LaunchSettings) -> str:
-    """The totals in a sentence or two."""
+    """Say the totals in a few lines."""
     at_once = f"{settings.at_once} at a time" if settings.at_once else "all at the same time"
     unknown = "not known (no run has been measured: --like RUN, or expect in the description)"
     hours = unknown if total.hours is None else f"about {total.hours:.3g} h with {at_once}"
     disk = unknown if total.gb is None else f"about {total.gb:.3g} GB"
     lines = [
-        f"{total.runs} runs in {total.groups} groups, {total.frames:,} frames in all; back end {settings.backend}",
+        f"{counted(total.runs, 'run')} in {counted(total.groups, 'group')}, {total.frames:,} frames in all; "
+        f"back end {settings.backend}",
         f"time: {hours}",
         f"disk: {disk}" + (f"; recordings at most {total.recording_gb:.3g} GB" if total.recording_gb else ""),
     ]
@@ -170,7 +171,7 @@ def _watched(launcher: launcher_module.Launcher, json_: bool) -> list[RunStatus]
 
 
 def _event(status: RunStatus) -> str:
-    """One line of the log."""
+    """Return one line of the log."""
     again = status.state == "waiting" and status.attempts and not status.paused
     state = "to be started again" if again else status.state
     attempt = f", attempt {status.attempts}" if status.attempts > 1 else ""
@@ -179,7 +180,7 @@ def _event(status: RunStatus) -> str:
 
 
 def _found_best(records: LaunchRecords) -> list[str]:
-    """What a search, or a population, has found so far; nothing of other launches."""
+    """Say what a search, or a population, has found so far; nothing of other launches."""
     plan = records.read_plan()
     if plan.population is not None:
         exchange = Exchange(records.experiment)
@@ -308,7 +309,7 @@ def cancel(
         raise ConfigError(f"--grace {grace}: seconds are expected")
     ended = launcher_module.cancel(records, record, launcher_module.make_backend(settings), names, grace)
     active = sum(state in ("queued", "running") for state in ended.values())
-    print(f"cancelled {len(ended)} runs ({active} of them were queued or running)")
+    print(f"cancelled {counted(len(ended), 'run')}, {active} of which had been queued or running")
     if len(ended) < len(names):
-        print(f"{len(names) - len(ended)} runs had finished or failed before, or were cancelled already")
+        print(f"{counted(len(names) - len(ended), 'run')} had finished, failed or been cancelled before")
     return 0

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _live() -> int:
-    """The command line of this process, to its exit code."""
+    """Run the command line of this process; returns its exit code."""
     if sys.stderr is not None:
         faulthandler.enable()  # in serial mode, a simulator that crashes takes this process along: with its stack
     words = sys.argv[1:]
@@ -89,7 +89,7 @@ def _dispatch(words: list[str], on_loaded: Callable[[], None]) -> int:
 
 
 def _no_verb(name: Sequence[str], verb: Verb, rest: Sequence[str]) -> str:
-    """What to type instead of a verb that there is not."""
+    """Say what to type instead of a verb that there is not."""
     moved = MOVED.get((*name, rest[0]))
     if moved:
         import shlex
@@ -129,7 +129,7 @@ def _run(name: Sequence[str], verb: Verb, words: list[str], on_loaded: Callable[
 
 @contextlib.contextmanager
 def _temporary_files(name: Sequence[str], words: list[str]) -> Iterator[list[str]]:
-    """``run.temp_dir=FOLDER`` holds for every command; those without settings of a run have it taken from their words.
+    """Obey ``run.temp_dir=FOLDER``, for every command; those without settings of a run have it taken from their words.
 
     Yields the words that are left.
     """
@@ -149,20 +149,20 @@ def _temporary_files(name: Sequence[str], words: list[str]) -> Iterator[list[str
 
 
 def _hint(error: RollmillError, verb: Verb, words: Sequence[str]) -> str:
-    """Of a verb that also has verbs of its own: the one that may have been meant."""
+    """Name the verb below this one that may have been meant, if it has verbs of its own."""
     hint = nearest(words[0], verb.verbs) if words and isinstance(error, ConfigError) else ""
     return f"; {hint}" if hint else ""
 
 
 def _once(message: str) -> str:
-    """A message, without its traceback where the log has just shown that on the same console."""
+    """Return a message, without its traceback where the log has just shown that on the same console."""
     from rollmill.core.run_log import told_on_console  # a third of the time of `rollmill --help`
 
     return message.partition("\nTraceback (most recent call last)")[0] if told_on_console(message) else message
 
 
 def _reader_is_gone() -> bool:
-    """Whether whoever read our output (head, less) has ended; any other broken pipe is a failure."""
+    """Return whether whoever read our output (head, less) has ended; any other broken pipe is a failure."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return bool(poll.poll(0))

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 from rollmill.cli.options import Json, keep_stdout
-from rollmill.cli.progress import ProgressLine
+from rollmill.cli.progress import EvaluationLine
 from rollmill.reports.html.document import place_for
 from rollmill.runs.match.options import MatchOptions
 from rollmill.runs.match.run import match as play_match
@@ -28,7 +28,7 @@ def match(players: tuple[str, ...], /, options: MatchOptions, json_: Json = Fals
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     asked = options.report
     page = None if asked is None else place_for(asked, "match")
-    with keep_stdout(json_), ProgressLine() as line:
+    with keep_stdout(json_), EvaluationLine() as line:
         found = play_match(players, replace(options, report=page), line.show)
     if options.out is not None:
         found.write(options.out)

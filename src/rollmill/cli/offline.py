@@ -78,7 +78,7 @@ def _load(
 
 
 def _as_found(settings: OfflineConfig) -> OfflineConfig:
-    """Called as version 0.1 called it, where that is the run that has learnt from this store."""
+    """Name the run as version 0.1 did, if a run of that name has learnt from this store."""
     old = settings.as_named_by_0_1()
     saved = RunFolder(old.folder).config
     if settings.folder.exists() or settings.store is None or not saved.is_file():

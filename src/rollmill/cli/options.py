@@ -24,7 +24,7 @@ Json = bool
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsOptions:
-    """Of verbs that take settings and begin something long."""
+    """The options of verbs that take settings and begin something long."""
 
     config: Configs = ()
     """A YAML file with settings; may be given several times, later files win."""
@@ -34,7 +34,7 @@ class SettingsOptions:
     """Print the outcome as JSON on stdout, and nothing else there."""
 
     def request(self, **more: Any) -> Request:
-        """What was asked for on this command line; unless told otherwise, to go on where it stopped."""
+        """Return what was asked for on this command line; unless told otherwise, to go on where it stopped."""
         from rollmill.runs.lifecycle import Request
 
         console: ConsoleMode = "plain" if self.json_ else "auto"
@@ -43,7 +43,7 @@ class SettingsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions(SettingsOptions):
-    """Of verbs whose folder must be new, unless they are told what to do with the run in it."""
+    """The options of verbs whose folder must be new, unless they are told what to do with the run in it."""
 
     resume: bool = False
     """Continue the run in its folder from the newest checkpoint, with its saved settings below the given ones."""
@@ -51,19 +51,19 @@ class StartOptions(SettingsOptions):
     """Delete the run in the folder and start anew."""
 
     def mode(self, otherwise: Mode | Literal["continue"] = "new") -> Mode | Literal["continue"]:
-        """What to do with the folder."""
+        """Decide what to do with the folder."""
         if self.resume and self.overwrite:
             raise ConfigError("--resume and --overwrite exclude each other: one keeps the run, the other deletes it")
         return "resume" if self.resume else "overwrite" if self.overwrite else otherwise
 
 
 def keep_stdout(for_json: bool) -> contextlib.AbstractContextManager[object]:
-    """With --json, what an env prints inside this process (serial mode) goes to stderr: stdout is for the JSON."""
+    """Send what an env prints inside this process (serial mode) to stderr, with --json: stdout is for the JSON."""
     return contextlib.redirect_stdout(sys.stderr) if for_json else contextlib.nullcontext()
 
 
 def shard_bytes(megabytes: int) -> int:
-    """--shard-mb in bytes."""
+    """Return --shard-mb in bytes."""
     if megabytes < 1:
         raise ConfigError(f"--shard-mb {megabytes}: a positive number is expected")
     return megabytes * 1_000_000

@@ -12,7 +12,7 @@ from typing import Any
 from rollmill.cli.options import Json
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import refuse_removal, remove_run
-from rollmill.core.text import bytes_text, columns, show
+from rollmill.core.text import bytes_text, columns, counted, show
 from rollmill.launch.listing import Comparison, RunRow, compare, find_all, find_run, list_runs
 from rollmill.launch.progress import folder_bytes
 from rollmill.launch.table import duration
@@ -44,7 +44,7 @@ def list_all(words: tuple[str, ...] = (), /, root: Path = _ROOT, json_: Json = F
         return 0
     print("\n".join(table(rows, time.time())))
     total = bytes_text(sum(row.bytes for row in rows))
-    print(f"\n{len(rows)} run{'s' * (len(rows) != 1)}, {total}")
+    print(f"\n{counted(len(rows), 'run')}, {total}")
     return 0
 
 
@@ -53,7 +53,7 @@ _RIGHT = ("frames", "return", "changed", "size")
 
 
 def table(rows: Sequence[RunRow], now: float) -> list[str]:
-    """The runs below each other; numbers end at the same place."""
+    """List the runs below each other; numbers end at the same place."""
     cells = [HEAD, *(_cells(row, now) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     right = [name in _RIGHT for name in HEAD]
@@ -141,7 +141,7 @@ def remove(runs: tuple[str, ...], /, root: Path = _ROOT, yes: bool = False, json
     if json_:
         print(json.dumps({"removed": [str(folder) for folder in folders], "bytes": freed}))
     else:
-        print(f"removed {len(folders)} run{'s' * (len(folders) != 1)}, {bytes_text(freed)} freed")
+        print(f"removed {counted(len(folders), 'run')}, {bytes_text(freed)} freed")
     return 0
 
 
@@ -149,5 +149,5 @@ def _agreed(sizes: dict[Path, int]) -> bool:
     for line in columns([(str(folder), bytes_text(size)) for folder, size in sizes.items()]):
         print(line, file=sys.stderr)
     total = bytes_text(sum(sizes.values()))
-    print(f"remove {len(sizes)} run{'s' * (len(sizes) != 1)}, {total}? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"remove {counted(len(sizes), 'run')}, {total}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -10,7 +10,9 @@ from pathlib import Path
 from rollmill.core.errors import ConfigError, Interrupted
 from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.core.process_scope import process_scope
+from rollmill.core.text import counted
 from rollmill.launch.boards import forwarding, free_port, link_runs, matching_runs, secret_path, start_board
+from rollmill.reports.html.serving import place
 
 _LOOK_SECONDS = 10.0
 _END_SECONDS = 5.0
@@ -46,8 +48,8 @@ def tb(
         try:
             for name in runs:
                 print(name)
-            print(f"{len(runs)} runs: http://{host}:{port}{path}/ (Ctrl-C ends it)")
-            print(f"from another machine: {forwarding(port)}", flush=True)
+            print(f"{counted(len(runs), 'run')}: http://{place(host, port)}{path}/ (Ctrl-C ends it)")
+            print(f"from another machine: {forwarding(host, port)}", flush=True)
             return _wait(board, folder, root, masks)
         except KeyboardInterrupt as error:
             if isinstance(error, Interrupted) and error.name != signal.SIGINT.name:
@@ -60,7 +62,7 @@ def tb(
 
 
 def _wait(board: subprocess.Popen[bytes], folder: Path, root: Path, masks: tuple[str, ...]) -> int:
-    """Until TensorBoard ends; runs that begin meanwhile get their link."""
+    """Wait until TensorBoard ends; runs that begin meanwhile get their link."""
     while True:
         try:
             return board.wait(_LOOK_SECONDS)

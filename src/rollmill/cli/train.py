@@ -20,8 +20,8 @@ from rollmill.monitor.console import live_panel
 from rollmill.runs.resume import resumed_settings
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig, require_env
-from rollmill.runs.train.following import join_run
 from rollmill.runs.train.observers import Observer
+from rollmill.runs.train.ranks.following import join_run
 from rollmill.runs.train.run import Outcome
 from rollmill.runs.train.run import train as run_training
 
@@ -85,7 +85,7 @@ def join_learner(address: str, /) -> int:
 
 
 def _place_in_slurm(files: tuple[Path, ...], overrides: tuple[str, ...]) -> str:
-    """Where to join, in all tasks of ``srun`` but the first one: all of them are the same command."""
+    """Return where to join, in all tasks of ``srun`` but the first one: all of them are the same command."""
     if int(os.environ.get("SLURM_PROCID") or 0) == 0:
         return ""
     return load_config(TrainConfig, files, overrides).learning.meet

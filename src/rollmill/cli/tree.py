@@ -25,7 +25,7 @@ class Verb:
         self.settings = settings
 
     def load(self) -> Callable[..., int]:
-        """The function of this verb; imports its module."""
+        """Return the function of this verb; imports its module."""
         module, _, name = self.target.partition(":")
         found: Callable[..., int] = getattr(importlib.import_module(f"rollmill.cli.{module}"), name)
         return found
@@ -140,7 +140,7 @@ MOVED = {("offline-eval",): "eval", ("world", "eval"): "eval", ("world", "film")
 
 
 def find(words: Sequence[str]) -> tuple[tuple[str, ...], Verb, list[str]]:
-    """The verb that a command line names: the words of its name, the verb, and the words behind them."""
+    """Find the verb that a command line names: the words of its name, the verb, and the words behind them."""
     verb, depth = Verb("", "", VERBS), 0
     while depth < len(words) and words[depth] in verb.verbs:
         verb, depth = verb.verbs[words[depth]], depth + 1
@@ -148,12 +148,12 @@ def find(words: Sequence[str]) -> tuple[tuple[str, ...], Verb, list[str]]:
 
 
 def command(name: Sequence[str]) -> str:
-    """How a verb is typed: ``rollmill data info``."""
+    """Return how a verb is typed: ``rollmill data info``."""
     return " ".join(("rollmill", *name))
 
 
 def all_verbs() -> Iterator[tuple[tuple[str, ...], Verb]]:
-    """Every verb with its name, those of a verb right behind it."""
+    """Yield every verb with its name, those of a verb right behind it."""
     for name, verb in VERBS.items():
         yield (name,), verb
         yield from (((name, inner), one) for inner, one in verb.verbs.items())

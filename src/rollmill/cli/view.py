@@ -57,7 +57,7 @@ def view(
             print(f"warning: other machines can reach {host}; only the link keeps them out, and it is not encrypted")
         print(f"see it at {link} (Ctrl-C ends it)")
         if host in LOOPBACK_NAMES:
-            print(f"from another machine: {forwarding(port)}, then open the same link there", flush=True)
+            print(f"from another machine: {forwarding(host, port)}, then open the same link there", flush=True)
 
     try:
         run_view(folder, Address(host, port), announce)

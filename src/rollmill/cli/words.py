@@ -25,7 +25,7 @@ _HAS_ENV = ("rollmill train", "rollmill collect", "rollmill world controller")
 
 
 def call(function: Callable[..., int], words: Sequence[str], prog: str) -> int:
-    """Call a verb's function with what the words say; ConfigError where they do not fit it.
+    """Call a verb's function with what the words say; raises ConfigError where they do not fit it.
 
     ``prog`` is how the verb is typed: ``rollmill data info``.
     """
@@ -35,7 +35,7 @@ def call(function: Callable[..., int], words: Sequence[str], prog: str) -> int:
 
 
 def parse(function: Callable[..., int], words: Sequence[str], prog: str) -> inspect.BoundArguments:
-    """The arguments that the words are for a verb's function."""
+    """Parse words into the arguments of a verb's function."""
     _refuse_empty(words)
     arguments = arguments_of(function)
     given = _sort(words, arguments, prog)
@@ -60,10 +60,11 @@ def parse(function: Callable[..., int], words: Sequence[str], prog: str) -> insp
 
 
 def _sort(words: Sequence[str], arguments: Sequence[Argument], prog: str) -> dict[Argument, list[str]]:
-    """The words of every argument that was given any; KEY=VALUE words may stand anywhere between the others."""
+    """Give every argument its words; KEY=VALUE words may stand anywhere between the others."""
     options = {flag: argument for argument in arguments if not argument.is_word for flag in argument.flags}
     settings = next((argument for argument in arguments if argument.is_key_value), None)
     given: dict[Argument, list[str]] = {settings: []} if settings else {}
+    own_words = [argument for argument in arguments if argument.is_word and not argument.is_key_value]
     loose: list[str] = []
     rest = deque(words)
     while rest:
@@ -74,14 +75,15 @@ def _sort(words: Sequence[str], arguments: Sequence[Argument], prog: str) -> dic
         if _is_flag(word):
             option = options.get(_flag_of(word))
             if option is None:
-                reason = _about_flag(word, rest[0] if rest else "", ("--help", *options), prog, settings is not None)
+                near_by = (rest[0] if rest else "", ("--help", *options), own_words)
+                reason = _about_flag(word, *near_by, prog, settings is not None)
                 raise ConfigError(f"{reason} (see `{prog} --help`)")
             given.setdefault(option, []).extend(_values_behind(word, option, rest, settings is not None))
         elif settings and _KEY_VALUE.match(word):
             given[settings].append(word)
         else:
             loose.append(word)
-    _hand_out(loose, [a for a in arguments if a.is_word and not a.is_key_value], given)
+    _hand_out(loose, own_words, given)
     if loose:
         raise ConfigError(f"{_about_word(loose[0], prog, settings is not None)} (see `{prog} --help`)")
     return given
@@ -118,7 +120,7 @@ def _hand_out(loose: list[str], arguments: Sequence[Argument], given: dict[Argum
 
 
 def _is_flag(word: str) -> bool:
-    """``--json`` and ``-f``; a negative number, ``-`` and ``--`` are none."""
+    """Return whether a word is a flag, as ``--json`` and ``-f`` are; a negative number, ``-`` and ``--`` are none."""
     if not word.startswith("-") or word in ("-", "--"):
         return False
     try:
@@ -157,7 +159,7 @@ def _one(argument: Argument, text: str) -> Any:
 
 
 def _number(kind: type, text: str, label: str) -> int | float:
-    """NaN passes every comparison, and no counter holds more than 64 bits: neither is a quantity."""
+    """Parse a number. NaN passes every comparison, and no counter holds more than 64 bits: both are refused."""
     try:
         number = int(text) if kind is int else float(text)
     except ValueError:
@@ -173,7 +175,7 @@ def _number(kind: type, text: str, label: str) -> int | float:
 
 
 def _refuse_empty(words: Sequence[str]) -> None:
-    """An empty word is a variable of a shell that was not set; as a path it would mean the current folder."""
+    """Refuse an empty word, a variable of a shell that was not set; as a path it would mean the current folder."""
     for before, word in zip(("", *words), words):
         flag, equals, value = word.partition("=")
         if word.startswith("-") and equals and not value:
@@ -187,12 +189,20 @@ def _missing(argument: Argument) -> str:
     return f"{argument.usage} is missing{f': {sentence}' if sentence else ''}"
 
 
-def _about_flag(word: str, following: str, flags: Sequence[str], prog: str, takes_settings: bool) -> str:
-    """What to write instead of a flag that there is not; ``following`` is the word behind it."""
+def _about_flag(
+    word: str, following: str, flags: Sequence[str], words: Sequence[Argument], prog: str, takes_settings: bool
+) -> str:
+    """Say what to write instead of a flag that there is not.
+
+    ``following`` is the word behind it, ``words`` are what the verb takes without dashes.
+    """
     flag, _, value = word.partition("=")
     if (now := _OLD_FLAGS.get(flag)) in flags:
         return f"no option {flag}; it is called {now} now"
-    near = did_you_mean(closest(flag, flags))
+    if flag.removeprefix("--").replace("-", "_") in [argument.name for argument in words]:
+        return f"no option {flag}; it is a word without dashes: {prog} {' '.join(a.usage for a in words)}"
+    names = {known.lstrip("-"): known for known in flags}  # dashes are no likeness
+    near = did_you_mean(names[name] for name in closest(flag.lstrip("-"), names))
     if near or not takes_settings or not flag.startswith("--"):
         return f"no option {flag}{near and f'; {near}'}"
     value = value or ("VALUE" if not following or following.startswith("-") else following)
@@ -201,7 +211,7 @@ def _about_flag(word: str, following: str, flags: Sequence[str], prog: str, take
 
 
 def _about_word(word: str, prog: str, takes_settings: bool) -> str:
-    """What to write instead of a word that has no place."""
+    """Say what to write instead of a word that has no place."""
     if not takes_settings or word.startswith("-"):
         return f"{word!r} is a word too many"
     if word.endswith((".yaml", ".yml")):

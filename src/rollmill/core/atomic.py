@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,14 +57,14 @@ def write_bytes(path: Path, chunks: Iterable[Chunk], durable: bool = True) -> No
 
 
 def create_bytes(path: Path, chunks: Iterable[Chunk], durable: bool = True) -> bool:
-    """Write ``path`` unless it exists; False if somebody else was first. Safe between machines (no pid in a name
-    is compared): of any number of creators exactly one wins, and nobody ever sees half of the file.
+    """Write ``path`` unless it exists; returns False if somebody else was first. That is safe between machines (no pid
+    in a name is compared): of any number of creators exactly one wins, and nobody ever sees half of the file.
 
     ``durable`` False leaves it to the system when the file gets to the disk: after a power cut it may be there and
     hold nothing, so whoever reads it must be able to tell.
     """
     path = path.absolute()
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.{os.getpid()}.tmp")
     try:
         with open(temporary, "xb") as file:
             for chunk in chunks:
@@ -115,7 +114,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """True for the names that ``write_bytes`` gives to unfinished files."""
+    """Return True for the names that ``write_bytes`` gives to unfinished files."""
     return _TEMPORARY.fullmatch(name) is not None
 
 

@@ -67,7 +67,7 @@ def load_checkpoint(path: Path) -> Loaded:
 
 
 def _with_new_names(state: Any) -> Any:
-    """Version 0.1 had other names for some settings, and for what workers keep of them."""
+    """Give settings, and what workers keep of them, their present names in a file that version 0.1 may have written."""
     if not isinstance(state, dict):
         return state
     parts = {name: state[name] for name in ("config", "facts", "sampler") if isinstance(state.get(name), dict)}
@@ -75,7 +75,7 @@ def _with_new_names(state: Any) -> Any:
 
 
 def _facts(path: Path, content: Any) -> tuple[int, float | None]:
-    """Step and metric from a loaded file or its outline."""
+    """Return step and metric from a loaded file or its outline."""
     if not isinstance(content, dict) or not {"metric", "state"} <= content.keys() or not is_placed(content):
         raise CheckpointError(f"{path}: not the checkpoint of a run (it has no frames or step, metric and state)")
     with restoring(path):
@@ -110,7 +110,7 @@ def _about(path: Path, field: str, reason: str) -> str:
 
 
 def require_version(path: Path, content: Mapping[str, Any], known: int, key: str = "version") -> None:
-    """CheckpointError where a newer version has written the file in a way that is not known here."""
+    """Raise CheckpointError if a newer version has written the file in a format that is not known here."""
     with restoring(path):
         check_shape(content, {key: int})
     if content[key] > known:
@@ -120,7 +120,7 @@ def require_version(path: Path, content: Mapping[str, Any], known: int, key: str
 
 
 def saved_spec(path: Path, content: Mapping[str, Any]) -> EnvSpec:
-    """The spec of an environment that a file holds; CheckpointError where it makes no sense."""
+    """Return the environment's spec that a file holds; raises CheckpointError where it makes no sense."""
     with restoring(path, "spec"):
         spec = EnvSpec.from_dict(content)
         if not spec.action.agrees:
@@ -135,9 +135,10 @@ def saved_settings(
     files: Sequence[Path] = (),
     overrides: Sequence[str] = (),
 ) -> T:
-    """Settings that a file holds, below what the user gives; CheckpointError where the file's own are wrong.
+    """Load settings that a file holds, changed by what the user gives; a CheckpointError tells of wrong ones in the
+    file.
 
-    Code that they name is not to be run: see ``runs.trust``.
+    They may name code, which is not to be run unasked: see ``runs.trust``.
     """
     try:
         return load_config(cls, files, overrides, base=saved)
@@ -179,7 +180,7 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------ looking
 
     def list(self) -> tuple[Checkpoint, ...]:
-        """All checkpoints, oldest first. Files under other names are not ours and not listed."""
+        """Return all checkpoints, oldest first. Files under other names are not ours and not listed."""
         if not self.folder.is_dir():
             return ()
         found = []
@@ -195,12 +196,12 @@ class Checkpoints:
         return found[-1] if found else None
 
     def is_newest(self, path: Path) -> bool:
-        """Whether a file is the checkpoint that ``load_newest`` would take."""
+        """Return whether a file is the checkpoint that ``load_newest`` would take."""
         newest = self.newest()
         return newest is not None and newest.path.resolve() == path.resolve()
 
     def best(self) -> Checkpoint | None:
-        """The one with the highest metric, the newer of equals; None where no metric is known."""
+        """Return the checkpoint with the highest metric, the newer of equals; None where no metric is known."""
         ranked = self._ranked(self.list())
         return ranked[0] if ranked else None
 
@@ -232,7 +233,7 @@ class Checkpoints:
         return f"No other checkpoint in {self.folder} is whole; to start again: --overwrite"
 
     def _ranked(self, found: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
-        """Those with a metric, best first."""
+        """Return those with a metric, best first."""
         metrics = {c: self._metric(c.path) for c in found}
         known = [(value, c.step, c) for c, value in metrics.items() if value is not None]
         return tuple(c for _, _, c in sorted(known, key=lambda item: item[:2], reverse=True))
@@ -308,7 +309,7 @@ class Checkpoints:
             self.remove(checkpoint)
 
     def surplus(self, milestones: bool = True) -> tuple[Checkpoint, ...]:
-        """What no rule keeps, oldest first; ``milestones``: whether those stay."""
+        """Return what no rule keeps, oldest first; ``milestones``: whether those stay."""
         found = self.list()
         kept = {c for c in found if c.milestone and milestones}
         kept.update(found if self._keep_last == 0 else found[-self._keep_last :])
@@ -316,7 +317,7 @@ class Checkpoints:
         return tuple(c for c in found if c not in kept)
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """Delete a file; a warning where that is not possible."""
+        """Delete a file; logs a warning where that is not possible."""
         try:
             checkpoint.path.unlink(missing_ok=True)
         except OSError as error:  # the new checkpoint is safe, so the run goes on

@@ -46,14 +46,14 @@ class Parent:
         return os.getppid() != self.pid
 
     def tell(self, kind: str, data: Mapping[str, Any]) -> None:
-        """One line of JSON into the events pipe (rare things only: faults, episode statistics)."""
+        """Write one line of JSON into the events pipe (rare things only: faults, episode statistics)."""
         line = json.dumps({"kind": kind, **data}, default=str).encode() + b"\n"
         while line:
             line = line[os.write(self.events_fd, line) :]
 
 
 def begin_child(setup_fd: int) -> tuple[Any, Parent]:
-    """In a child: what it is to do, and who has started it. Without a parent it ends here."""
+    """Set up a child process, and return what it is to do and who has started it; without a parent it ends here."""
     # Stopping is the parent's business: a Ctrl-C reaches the whole process group, a scheduler's SIGTERM the whole job.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -71,7 +71,7 @@ def begin_child(setup_fd: int) -> tuple[Any, Parent]:
 
 
 def run_child(work: Callable[[Any, Parent], None]) -> int:
-    """What a child's module does when it is run: the work that its parent has sent; returns the exit code.
+    """Do the work that the parent has sent, as the main function of a child's module; returns the exit code.
 
     What the work raises goes home as an event of the kind ``failed``, with the fields of ``failure``.
     """
@@ -85,7 +85,7 @@ def run_child(work: Callable[[Any, Parent], None]) -> int:
 
 
 def failure(error: BaseException) -> dict[str, str]:
-    """How an error is told: its ``type``, the ``error`` in words, and its ``trace`` unless the words explain it."""
+    """Describe an error: its ``type``, the ``error`` in words, and its ``trace`` unless the words explain it."""
     explained = isinstance(error, RollmillError)
     return {
         "type": type(error).__name__,
@@ -95,7 +95,9 @@ def failure(error: BaseException) -> dict[str, str]:
 
 
 def begin_errand(answer_fd: int) -> tuple[dict[str, Any], Reply]:
-    """In the process: the question, and the function that answers. A crash prints the stack of its threads."""
+    """Set up the process of an errand, and return the question and the function that answers. A crash prints the stack
+    of its threads.
+    """
     faulthandler.enable()
     die_with_parent()
     os.set_inheritable(answer_fd, False)

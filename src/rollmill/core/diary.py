@@ -32,7 +32,7 @@ _MISSING = "(not set)"
 
 
 def command_line() -> tuple[str, ...]:
-    """How this process was started, word by word: ``rollmill`` and its words, or the script of the user."""
+    """Return how this process was started, word by word: ``rollmill`` and its words, or the script of the user."""
     program = sys.argv[0] if sys.argv else ""
     return ("rollmill" if Path(program).name in ("rollmill", "__main__.py") else program, *sys.argv[1:])
 
@@ -168,7 +168,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions by package, None where not installed; nothing is imported to find out."""
+    """Return versions by package, None where not installed; nothing is imported to find out."""
     found: dict[str, str | None] = {"rollmill": rollmill.__version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -179,7 +179,7 @@ def versions() -> dict[str, str | None]:
 
 
 def machine() -> dict[str, Any]:
-    """Host name, platform, cores this process may use, and memory in bytes."""
+    """Return host name, platform, cores this process may use, and memory in bytes."""
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -189,7 +189,7 @@ def machine() -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` in JSON's terms; what JSON lacks (infinity, paths, enums) is written as text."""
+    """Return ``value`` in JSON's terms; what JSON lacks (infinity, paths, enums) is written as text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

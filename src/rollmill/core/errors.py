@@ -20,7 +20,7 @@ TRACE_CHARACTERS = 20_000
 
 
 def error_text(error: BaseException) -> str:
-    """``ValueError: what it says``, of whatever user code raises: cut where it is long, and never an error itself."""
+    """Return ``ValueError: what it says`` for what user code raises: cut where it is long; never raises itself."""
     try:
         said = str(error)
     except Exception as second:  # noqa: BLE001 - user code again
@@ -29,7 +29,7 @@ def error_text(error: BaseException) -> str:
 
 
 def trace_text(error: BaseException) -> str:
-    """The traceback, as Python prints it; cut where it is long."""
+    """Return the traceback, as Python prints it; cut where it is long."""
     return cut("".join(traceback.format_exception(error)), TRACE_CHARACTERS)
 
 
@@ -52,7 +52,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def exit_code_of(interrupt: KeyboardInterrupt) -> int:
-    """128 + signal; without knowing better, that of Ctrl-C."""
+    """Return 128 + signal; where the signal is not known, that of Ctrl-C."""
     return interrupt.exit_code if isinstance(interrupt, Interrupted) else 128 + signal.SIGINT
 
 
@@ -111,7 +111,7 @@ class BadBlock(StoreError):
         self.episode = episode
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its parts: it comes home from worker processes."""
+        """Pickle it by its parts: it comes home from worker processes."""
         import functools
 
         make = functools.partial(

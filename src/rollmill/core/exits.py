@@ -35,7 +35,7 @@ def leave(code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def exits_are_exceptions() -> Iterator[None]:
-    """``os._exit`` called by this thread raises SystemExit instead: for user code that runs in a run's main process.
+    """Let ``os._exit``, called by this thread, raise SystemExit: for user code that runs in a run's main process.
 
     There, a simulator that ends "its" process would end the run, without a word and with an exit code of its choice.
     Other threads, and children that were forked, end as they mean to.
@@ -55,7 +55,7 @@ def exits_are_exceptions() -> Iterator[None]:
 
 
 def describe_exit(code: int) -> str:
-    """``was killed by signal 11 (SIGSEGV)`` or ``ended with exit code 3``, from what ``Popen.returncode`` says."""
+    """Say ``was killed by signal 11 (SIGSEGV)`` or ``ended with exit code 3``, from a ``Popen.returncode``."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -182,7 +182,7 @@ class EnvSpec:
         return tuple(f for f in self.observation if f.name != MASK_FIELD)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON (checkpoints, worker set-up); ``from_dict`` turns them back."""
+        """Return plain values for JSON (checkpoints, worker set-up); ``from_dict`` turns them back."""
         return {
             "name": self.name,
             "observation": [[f.name, f.dtype, list(f.shape)] for f in self.observation],
@@ -202,7 +202,7 @@ class EnvSpec:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> EnvSpec:
-        """Turn ``to_dict`` back; TypeError or ValueError where it is something else."""
+        """Turn ``to_dict`` back; raises TypeError or ValueError where it is something else."""
         check_shape(data, SPEC_SHAPE)
         action = dict(data["action"])
         kind = action.pop("kind")

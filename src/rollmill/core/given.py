@@ -25,9 +25,9 @@ _packed: dict[str, dict[str, str]] = {}
 
 
 def give(thing: Any) -> str:
-    """The name by which ``import_object`` finds ``thing``, here and in processes that are started from now on.
+    """Keep ``thing``, and return the name by which ``import_object`` finds it, here and in processes that start later.
 
-    Where others can import it by themselves, that is where it lies, ``module:Name``, and nothing is kept.
+    Where others can import it by themselves, the name is where it lies, ``module:Name``, and nothing is kept.
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
     if module not in (None, MAIN) and name and getattr(sys.modules.get(module), name, None) is thing:
@@ -39,7 +39,7 @@ def give(thing: Any) -> str:
 
 
 def _short_name(thing: Any) -> str:
-    """The name that a function, a class, a partial of one, or an object that can be called goes by."""
+    """Return the name that a function, a class, a partial of one, or an object that can be called goes by."""
     while isinstance(thing, functools.partial):
         thing = thing.func
     name = str(getattr(thing, "__name__", None) or type(thing).__name__)
@@ -47,26 +47,26 @@ def _short_name(thing: Any) -> str:
 
 
 def find(name: str) -> Any:
-    """What was given under a name, in this process or in the one that has started it; None where nothing was."""
+    """Return what was given under a name, in this process or in the one that has started it; None where nothing was."""
     if name not in _objects and name in _packed:
         _objects[name] = _unpack(name)
     return _objects.get(name)
 
 
 def require_sendable(target: str) -> None:
-    """ConfigError where a run's processes could not be given what ``target`` names."""
+    """Raise ConfigError if a run's processes could not be given what ``target`` names."""
     source, _, name = target.rpartition(":")
     if source == MAIN and name in _objects:
         _refuse_unsent(name, _pack(name))
 
 
 def packed() -> str:
-    """All that was given, for a process that is about to start."""
+    """Return all that was given, as text for a process that is about to start."""
     return json.dumps({name: _pack(name) for name in {**_packed, **_objects}})
 
 
 def receive(text: str) -> None:
-    """In a process that has just begun: what its parent was given. Each is unpacked when somebody asks for it."""
+    """Take over what the parent of this process was given; each thing is unpacked when it is asked for."""
     _packed.update(json.loads(text))
 
 

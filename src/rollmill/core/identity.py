@@ -18,7 +18,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Identity:
-    """One process of one boot of one host."""
+    """Names one process of one boot of one host, so that a later process with the same pid is not taken for it."""
 
     host: str
     boot: str
@@ -28,7 +28,7 @@ class Identity:
 
     @classmethod
     def of(cls, pid: int) -> Identity | None:
-        """The process with this pid on this host; None if there is none (a zombie is none either)."""
+        """Return the process with this pid on this host; None if there is none (a zombie is none either)."""
         started = start_ticks(pid)
         return None if started is None else cls(socket.gethostname(), boot_id(), pid, started)
 
@@ -46,11 +46,11 @@ class Identity:
 
     @property
     def alive(self) -> bool:
-        """Only meaningful for processes of this host."""
+        """Whether it runs; only meaningful for processes of this host."""
         return self.boot == boot_id() and start_ticks(self.pid) == self.started
 
     def signal_group(self, number: signal.Signals) -> bool:
-        """Signal the process group it leads; False if it is gone. Never hits a process that took over its pid."""
+        """Signal the process group it leads, and never a process that took over its pid; False if it is gone."""
         if not self.is_here or not self.alive:
             return False
         try:
@@ -61,7 +61,7 @@ class Identity:
 
 
 def boot_id() -> str:
-    """Changes with every boot of the machine; empty where there is no ``/proc``."""
+    """Return an id that changes with every boot of the machine; empty where there is no ``/proc``."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -69,7 +69,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since the boot; None if there is none (a zombie does nothing any more)."""
+    """Return when a process started, in clock ticks since the boot; None if there is none, or if it is a zombie."""
     try:
         text = (PROC / str(pid) / "stat").read_text()
     except OSError:

@@ -23,7 +23,7 @@ from rollmill.core.text import nearest
 
 
 def import_object(target: str, key: str, fits: Callable[[Any], bool] = callable) -> Any:
-    """What ``target`` names. ConfigError (naming the config ``key``) lists what there is instead.
+    """Import what ``target`` names; raises ConfigError, which names the config ``key`` and lists what there is instead.
 
     ``fits`` tells which attributes of the module could be meant at all. A module that cannot be imported is a
     ConfigError, too: one line where a package is missing, else with the traceback from the module on.
@@ -53,7 +53,7 @@ def import_object(target: str, key: str, fits: Callable[[Any], bool] = callable)
 
 
 def check_custom(custom: str | None, custom_args: Mapping[str, Any]) -> None:
-    """For settings with the keys ``custom`` and ``custom_args``: ValueError where these make no sense."""
+    """Check settings with the keys ``custom`` and ``custom_args``; raises ValueError where these make no sense."""
     if custom is not None and not all(custom.rpartition(":")[::2]):
         raise ValueError(f'custom must read "module:Class" or "path/to/file.py:Class", not {custom!r}')
     if custom_args and custom is None:
@@ -61,7 +61,7 @@ def check_custom(custom: str | None, custom_args: Mapping[str, Any]) -> None:
 
 
 def check_arguments(found: type, label: str, given: Mapping[str, object], custom_args: Mapping[str, Any]) -> None:
-    """ConfigError unless a class can be called with what all of its kind are ``given``, and its ``custom_args``.
+    """Raise ConfigError unless a class can be called with what all of its kind are ``given``, and its ``custom_args``.
 
     ``label`` is what the user has written: ``model.custom=module:Class``.
     """
@@ -77,10 +77,15 @@ def check_arguments(found: type, label: str, given: Mapping[str, object], custom
 
 
 def import_module(source: str, key: str, target: str = "") -> ModuleType:
-    """A module or file of the user's; ``target`` is what they have written, where that is more than the module."""
+    """Import a module or file of the user's; ``target`` is what they have written, if that is more than the module."""
     target = target or source
     try:
-        return _load_file(source, key) if source.endswith(".py") else _load_module(source, key)
+        if not source.endswith(".py"):
+            return _load_module(source, key)
+        path = Path(source).resolve()
+        if not path.is_file():
+            raise ConfigError(f"{key}: there is no file {path}")
+        return run_file(path, "custom")
     except RollmillError:
         raise
     except ModuleNotFoundError as error:
@@ -97,13 +102,13 @@ def is_installed(package: str) -> bool:
 
 
 def _last_place(error: BaseException) -> str:
-    """Where it was raised: the last line of the traceback that is not the import system's."""
+    """Return where it was raised: the last line of the traceback that is not the import system's."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     return f"{frames[-1].filename}, line {frames[-1].lineno}"
 
 
 def _own_part(error: BaseException) -> str:
-    """The traceback without what led to the module: our lines, and those of the import system."""
+    """Return the traceback without what led to the module: our lines, and those of the import system."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, importlib.__file__):
         trace = trace.tb_next
@@ -112,11 +117,9 @@ def _own_part(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
 
-def _load_file(source: str, key: str) -> ModuleType:
-    path = Path(source).resolve()
-    if not path.is_file():
-        raise ConfigError(f"{key}: there is no file {path}")
-    name = f"rollmill_custom_{path.stem}"
+def run_file(path: Path, kind: str) -> ModuleType:
+    """Run a Python file as a module ``rollmill_KIND_STEM``, and return that."""
+    name = f"rollmill_{kind}_{path.stem}"
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
     assert module_spec.loader is not None  # both hold for every .py file
@@ -126,11 +129,17 @@ def _load_file(source: str, key: str) -> ModuleType:
     return module
 
 
+def look_here() -> None:
+    """Let modules be found in the current folder, too, as for a Python script."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+
+
 def _load_module(source: str, key: str) -> ModuleType:
     ours = source.partition(".")[0] == __name__.partition(".")[0]
     # Not for our own: an optional package that is not installed would be looked for in whatever folder this is.
-    if not ours and os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # as for a Python script
+    if not ours:
+        look_here()
     try:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:

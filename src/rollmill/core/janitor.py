@@ -35,13 +35,13 @@ FINISH_SECONDS = 30.0
 
 
 def child_environment(token: str, scratch: Path) -> dict[str, str]:
-    """The environment for the run's processes: this one's, plus the token and the scratch folder."""
+    """Return the environment for the run's processes: this one's, plus the token and the scratch folder."""
     return os.environ | {TOKEN_VARIABLE: token, SCRATCH_VARIABLE: str(scratch)}
 
 
 @contextlib.contextmanager
 def marked(token: str) -> Iterator[None]:
-    """This process wears the run's mark, and so does all that it starts meanwhile, by fork or by exec.
+    """Let this process wear the run's mark, and so all that it starts meanwhile, by fork or by exec.
 
     The janitor never takes this process itself for a leftover of its own run.
     """
@@ -122,7 +122,7 @@ class Janitor:
         return self._report
 
     def _hear(self) -> JanitorReport | None:
-        """The janitor's report; None when it was killed or is stuck."""
+        """Wait for the janitor's report; returns None when it was killed or is stuck."""
         try:
             output, _ = self._process.communicate(timeout=FINISH_SECONDS)
         except subprocess.TimeoutExpired:
@@ -132,7 +132,7 @@ class Janitor:
         return _report(json.loads(output)) if self._process.returncode == 0 else None
 
     def _clean_here(self) -> JanitorReport:
-        """Somebody ended the janitor: do its work in this process."""
+        """Do the janitor's work in this process, since somebody ended the janitor."""
         return _report(janitor_main.clean(self._token, str(self._scratch), exclude=set()))
 
 
@@ -161,7 +161,7 @@ def _report(data: dict[str, Any]) -> JanitorReport:
 
 
 def leftovers(token: str) -> dict[int, str]:
-    """Command lines of the run's processes besides this one, by their pids; none where there is no ``/proc``."""
+    """Return command lines of the run's processes besides this one, by their pids; none where there is no ``/proc``."""
     found = janitor_main.processes_of(token, {os.getpid()}) if janitor_main.can_look() else []
     return {pid: janitor_main.command_of(pid) for pid in found}
 
@@ -180,7 +180,7 @@ class StaleSegment:
 
 
 def find_stale_segments() -> list[StaleSegment]:
-    """This user's ViZDoom segments that no living process maps; the youngest may be in the making."""
+    """Find this user's ViZDoom segments that no living process maps; the youngest may be in the making."""
     return [StaleSegment(*segment) for segment in janitor_main.stale_segments()]
 
 

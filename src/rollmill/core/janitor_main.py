@@ -45,7 +45,7 @@ POLL_SECONDS = 1.0
 
 
 def can_look() -> bool:
-    """False on systems without ``/proc``, where nothing is known about other processes."""
+    """Return False on systems without ``/proc``, where nothing is known about other processes."""
     return os.path.isdir(f"{PROC}/self")
 
 
@@ -54,7 +54,7 @@ def processes() -> list[int]:
 
 
 def _read(path: str) -> bytes:
-    """A file of ``/proc``; empty when the process is gone or belongs to somebody else."""
+    """Read a file of ``/proc``; empty when the process is gone or belongs to somebody else."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -63,18 +63,18 @@ def _read(path: str) -> bytes:
 
 
 def mark_of(token: str) -> int:
-    """The number that the processes of a run wear: far beyond any limit that somebody would set."""
+    """Return the number that the processes of a run wear: far beyond any limit that somebody would set."""
     return _MARKS + int(token, 36) % _MARKS
 
 
 def processes_of(token: str, exclude: set[int]) -> list[int]:
-    """Living processes of the run with this token."""
+    """Return the living processes of the run with this token."""
     entry, mark = f"{TOKEN_VARIABLE}={token}".encode(), str(mark_of(token)).encode()
     return [pid for pid in processes() if pid not in exclude and (_is_born_with(pid, entry) or _wears(pid, mark))]
 
 
 def _is_born_with(pid: int, entry: bytes) -> bool:
-    """Whether a variable is in the environment a process was started with (that of a zombie is empty)."""
+    """Return whether a variable is in the environment a process was started with (that of a zombie is empty)."""
     return entry in _read(f"{PROC}/{pid}/environ").split(b"\0")
 
 
@@ -86,7 +86,7 @@ def _wears(pid: int, mark: bytes) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """False for one that is gone, or has ended and waits for its parent to take note."""
+    """Return False for a process that is gone, or has ended and waits for its parent to take note."""
     status = _read(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
     return bool(status) and status[0] not in (b"Z", b"X")
 
@@ -97,7 +97,7 @@ def command_of(pid: int) -> str:
 
 
 def kill_all(token: str, exclude: set[int]) -> tuple[list[int], list[str], list[int]]:
-    """SIGKILL every process of the run, until a look around finds nothing more.
+    """Send SIGKILL to every process of the run, until a look around finds nothing more.
 
     Returns the killed processes, the ViZDoom instances among them, and those that did not go
     (stuck in the kernel) within ``KILL_SECONDS``.
@@ -120,7 +120,7 @@ def kill_all(token: str, exclude: set[int]) -> tuple[list[int], list[str], list[
 
 
 def vizdoom_instance(pid: int) -> list[str]:
-    """The instance id if ``pid`` is a ViZDoom engine: what its segments' names end with."""
+    """Return the instance id if ``pid`` is a ViZDoom engine: what its segments' names end with."""
     arguments = _read(f"{PROC}/{pid}/cmdline").split(b"\0")
     return [after.decode() for flag, after in itertools.pairwise(arguments) if flag == b"+viz_instance_id"]
 
@@ -129,7 +129,8 @@ def vizdoom_instance(pid: int) -> list[str]:
 
 
 def used_segments() -> set[str]:
-    """Names of ViZDoom segments that some process maps, wherever it sees them mounted, or that an engine is about to.
+    """Return names of ViZDoom segments that some process maps, wherever it sees them mounted, or that an engine is
+    about to.
 
     On a busy machine an engine takes seconds to start.
     """
@@ -144,7 +145,7 @@ def used_segments() -> set[str]:
 
 
 def stale_segments() -> list[tuple[str, int, float]]:
-    """(name, bytes, age in seconds) of this user's ViZDoom segments that no living process uses."""
+    """Return (name, bytes, age in seconds) of this user's ViZDoom segments that no living process uses."""
     if not can_look():
         return []
     found = []
@@ -187,7 +188,7 @@ def sweep(instances: list[str], wait: float = SEGMENT_AGE + 0.5) -> list[str]:
 
 
 def clean(token: str, scratch: str, exclude: set[int]) -> dict[str, list[int] | list[str] | bool]:
-    """Kill, sweep, remove; returns what was done, as ``core.janitor.JanitorReport`` has it."""
+    """Kill processes, sweep segments, remove the folder; returns what was done, as ``janitor.JanitorReport`` has it."""
     killed: list[int] = []
     survivors: list[int] = []
     removed: list[str] = []

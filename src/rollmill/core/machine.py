@@ -15,13 +15,13 @@ DEVICES = Path("/dev")
 
 
 def cache_folder() -> Path:
-    """Where this user's programs keep what they can do without."""
+    """Return the folder where this user's programs keep what they can do without."""
     own = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(own) if own.startswith("/") else Path.home() / ".cache") / "rollmill"
 
 
 def usable_cores() -> list[int]:
-    """Numbers of the cores this process may run on; none where the system does not say."""
+    """Return the numbers of the cores this process may run on; none where the system does not say."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
@@ -35,7 +35,7 @@ def keep_to(cores: Collection[int]) -> None:
 
 
 def keep_threads_to(cores: Collection[int]) -> None:
-    """As ``keep_to``, for every thread of this process."""
+    """Keep every thread of this process to these cores, as ``keep_to`` does for one; none: leave them as they are."""
     if cores and hasattr(os, "sched_setaffinity"):
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # it has just ended
@@ -49,12 +49,12 @@ def pin_to(core: int) -> None:
 
 
 def cores_of_run() -> list[int]:
-    """Those this process had before ``pin_to``: for a simulator that needs several cores at once."""
+    """Return the cores this process had before ``pin_to``: for a simulator that needs several at once."""
     return _before_pinning or usable_cores()
 
 
 def wait_for_turn() -> None:
-    """From now on, do not interrupt whoever wakes this process (Linux: the batch policy of the scheduler).
+    """Do not interrupt, from now on, whoever wakes this process (Linux: the batch policy of the scheduler).
 
     For two processes that share a core and talk through a queue: the one that is woken would run at once, find the
     queue still locked by the other, and give the core back; each hand-over would take four switches instead of two.
@@ -64,7 +64,7 @@ def wait_for_turn() -> None:
 
 
 def step_aside() -> None:
-    """From now on, run only while nobody else wants the core, with all that is started (Linux: the idle policy).
+    """Run, from now on, only while nobody else wants the core, with all that is started (Linux: the idle policy).
 
     Anybody of another policy who wakes up there takes the core at once.
     """
@@ -85,7 +85,7 @@ def _set_policy(policy: int) -> None:
 
 
 def available_cores() -> int:
-    """Cores this process can keep busy: its CPU affinity, and no more than its cgroups' time allows.
+    """Return how many cores this process can keep busy: its CPU affinity, and no more than its cgroups' time allows.
 
     A container often sees every core of its host and may use the time of a few.
     """
@@ -94,7 +94,7 @@ def available_cores() -> int:
 
 
 def cpu_quota(proc: Path | None = None, cgroups: Path | None = None) -> float | None:
-    """Cores' worth of CPU time the cgroups of this process may use; None without a limit."""
+    """Return how many cores' worth of CPU time the cgroups of this process may use; None without a limit."""
     proc, cgroups = proc or PROC, cgroups or CGROUPS
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
@@ -105,7 +105,7 @@ def cpu_quota(proc: Path | None = None, cgroups: Path | None = None) -> float | 
 
 
 def _quotas(line: str, cgroups: Path) -> Iterator[float]:
-    """The limits of one line of ``/proc/self/cgroup`` (``id:controllers:path``): its group's and all above it."""
+    """Yield the limits of one line of ``/proc/self/cgroup`` (``id:controllers:path``): its group's and all above it."""
     _, controllers, path = line.split(":", 2)
     if controllers and "cpu" not in controllers.split(","):
         return
@@ -124,7 +124,7 @@ def _quotas(line: str, cgroups: Path) -> Iterator[float]:
 
 
 def _read_quota(folder: Path) -> float | None:
-    """The limit of one cgroup: ``cpu.max`` (version 2) or ``cpu.cfs_*`` (version 1)."""
+    """Read the limit of one cgroup: ``cpu.max`` (version 2) or ``cpu.cfs_*`` (version 1)."""
     try:
         if (folder / "cpu.max").is_file():
             quota, period = (folder / "cpu.max").read_text().split()
@@ -136,7 +136,7 @@ def _read_quota(folder: Path) -> float | None:
 
 
 def available_memory(proc: Path | None = None, cgroups: Path | None = None) -> float | None:
-    """Bytes that can still be used: of the machine, and of the container if that is less; None where unknown."""
+    """Return the bytes that can still be used: of the machine, or of the container if less; None where unknown."""
     proc, cgroups = proc or PROC, cgroups or CGROUPS
     try:
         lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines() if ":" in line)
@@ -151,13 +151,13 @@ def available_memory(proc: Path | None = None, cgroups: Path | None = None) -> f
 
 
 def may_have_gpu(devices: Path | None = None) -> bool:
-    """Whether it is worth asking torch for a GPU: importing it takes seconds, looking for device files does not."""
+    """Return whether it is worth asking torch for a GPU: importing it takes seconds, looking for devices does not."""
     devices = devices or DEVICES
     return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists() or (devices / "dxg").exists()
 
 
 def has_fast_bfloat16(proc: Path | None = None) -> bool:
-    """Whether the CPU multiplies bfloat16 in hardware; others are many times slower with it than with float32."""
+    """Return whether the CPU multiplies bfloat16 in hardware; on others it is many times slower than float32."""
     try:
         text = ((proc or PROC) / "cpuinfo").read_text()
     except OSError:

@@ -85,7 +85,7 @@ class ModelPool:
         return self._load(lambda found: found[-1])
 
     def by_id(self, number: int) -> Loaded:
-        """A certain model; CheckpointError names those that are there."""
+        """Load the model of this id; a CheckpointError names those that are there."""
         return self._load(lambda found: next((entry for entry in found if entry.id == number), None), str(number))
 
     def random(self, rng: np.random.Generator) -> Loaded:
@@ -134,7 +134,7 @@ class ModelPool:
         A model that was there already, to the last bit, has the id that it had: a run that goes on from a checkpoint
         may come to it again. ``needed``: ids of models that must not give way to this one.
 
-        CheckpointError when it cannot be written; those that are there stay.
+        Raises CheckpointError when it cannot be written; those that are there stay.
         """
         index = self._read()
         content = dict(content)
@@ -171,7 +171,7 @@ class ModelPool:
         return all(entry.version // every != version // every for entry in found if entry.milestone)
 
     def kept(self, found: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        """Those of ``found`` that stay by the pool's rules."""
+        """Return those of ``found`` that stay by the pool's rules."""
         return self._kept(found, ())
 
     def _kept(self, found: tuple[Entry, ...], needed: Collection[int]) -> tuple[Entry, ...]:
@@ -181,7 +181,7 @@ class ModelPool:
     def take_over(self, entries: Sequence[Entry], source: Path) -> None:
         """Have these models, too, under their ids: from the folder ``source`` of the pool that they are in.
 
-        For a run that goes on from a checkpoint of another run. CheckpointError when one of them cannot be had.
+        For a run that goes on from a checkpoint of another run. Raises CheckpointError when one of them cannot be had.
         """
         index = self._read()
         missing = [entry for entry in entries if entry not in index.entries]

@@ -32,7 +32,7 @@ _KINDS = {
 
 
 def plain_file(path: str, flags: int) -> int:
-    """An opener for ``open``: a descriptor of a regular file."""
+    """Open a path, as an opener for ``open``: returns a descriptor of a regular file, and refuses anything else."""
     # O_NONBLOCK: a FIFO opens at once and is then refused; regular files do not care.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -46,7 +46,7 @@ def plain_file(path: str, flags: int) -> int:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES, within: Path | None = None) -> bytes:
-    """All of a regular file of up to ``most`` bytes. ``within``: a link must not lead out of this folder."""
+    """Read all of a regular file of up to ``most`` bytes. ``within``: a link must not lead out of this folder."""
     if within is not None:
         check_within(path, within)
     with open(path, "rb", opener=plain_file) as file:
@@ -56,7 +56,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES, within: Path | None = None) -
 
 
 def check_within(path: Path, folder: Path) -> None:
-    """``OSError`` if a link makes the path lead out of the folder: what is shown of a folder must lie in it."""
+    """Raise ``OSError`` if a link makes the path lead out of the folder: what is shown of a folder must lie in it."""
     try:
         place = path.resolve()
     except RuntimeError as error:  # a link to itself
@@ -71,14 +71,14 @@ def read_text(path: Path, most: int = MOST_BYTES, within: Path | None = None) ->
 
 
 def read_json(path: Path, within: Path | None = None) -> Any:
-    """What a regular file holds as JSON; ``OSError`` or ``ValueError`` where that is not possible."""
+    """Read a regular file as JSON; raises ``OSError`` or ``ValueError`` where that is not possible."""
     return parse_json(read_text(path, within=within))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """``json.loads`` for text that others may have written.
+    """Parse JSON that others may have written, as ``json.loads`` does.
 
-    ``ValueError``, too, where it is nested absurdly deep, or holds an integer that no 64 bits hold.
+    Raises ``ValueError``, too, where it is nested absurdly deep, or holds an integer that no 64 bits hold.
     """
     too_deep = f"nested more than {MOST_DEPTH} deep"
     try:
@@ -105,7 +105,7 @@ def _contents(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a regular file with their ends, one at a time; ``OSError`` at one of more than a few megabytes."""
+    """Yield the lines of a regular file with their ends; raises ``OSError`` at one of more than a few megabytes."""
     with open(path, "rb", opener=plain_file) as file:
         while line := file.readline(MOST_LINE_BYTES + 1):
             if len(line) > MOST_LINE_BYTES:
@@ -114,7 +114,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def why_not_readable(path: Path) -> str:
-    """Why ``plain_file`` would refuse this path, without opening it; "" if it would not.
+    """Return why ``plain_file`` would refuse this path, without opening it; "" if it would not.
 
     Raises ``FileNotFoundError`` where there is nothing at all.
     """

@@ -29,14 +29,14 @@ def memory_is_named(advice: str) -> Iterator[None]:
 
 
 def is_about_memory(error: BaseException) -> bool:
-    """Whether it says that there is no memory, on this machine or its GPU."""
+    """Return whether an error says that there is no memory, on this machine or its GPU."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or any(mark in str(error) for mark in MARKS)
 
 
 def refused_by_system(error: BaseException) -> str:
-    """What was refused, in a line; empty for any other error, which may be a bug."""
+    """Return what the system refused, in a line; empty for any other error, which may be a bug."""
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror or error}" if place or error.errno in SCARCE else ""

@@ -55,7 +55,7 @@ CRASHED = "Fatal Python error"
 
 
 def module_command(module: str, *words: str) -> list[str]:
-    """The command line that runs a module, one of ours mostly, in a process of its own.
+    """Return the command line that runs a module, one of ours mostly, in a process of its own.
 
     ``-P``: Python would look into the current folder first, for every module, and that may be somebody else's folder.
     """
@@ -94,7 +94,7 @@ class Lines:
         """Nobody has the other end any more."""
 
     def read(self, most: int = 1) -> list[bytes]:
-        """Lines that have come, after at most so many looks: whoever has the other end may never stop writing."""
+        """Return lines that have come, after at most ``most`` reads: who has the other end may never stop writing."""
         found: list[bytes] = []
         with contextlib.suppress(BlockingIOError):
             for _ in range(most):
@@ -110,7 +110,7 @@ class Lines:
         return found
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until something has come, or nothing will any more; False after so many seconds."""
+        """Wait until something has come, or nothing will any more; returns False after ``timeout`` seconds."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         return bool(poll.poll(None if timeout is None else int(timeout * 1000)))
@@ -165,7 +165,7 @@ class Child:
         return self.code is None
 
     def ends_within(self, seconds: float | None) -> bool:
-        """Whether it ends by itself; waits for that."""
+        """Wait for it to end by itself, for so many seconds at most; returns whether it has."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -176,11 +176,11 @@ class Child:
         return describe_exit(self._process.wait())
 
     def read_events(self, most: int = MOST_READS) -> list[dict[str, Any]]:
-        """What it has told since the last time, with its ``kind``."""
+        """Return what it has told since the last time, with its ``kind``."""
         return [json.loads(line) for line in self.events.read(most)]
 
     def read_output(self, most: int = MOST_READS) -> list[str]:
-        """The lines that it has printed since the last time; of long ones the beginning."""
+        """Return the lines that it has printed since the last time; of long ones the beginning."""
         lines = [cut(line.decode(errors="replace"), LINE_CHARACTERS) for line in self.output.read(most)]
         self.last_lines += lines
         return lines
@@ -215,7 +215,7 @@ class Recent:
         return len(self._times)
 
     def add(self) -> int:
-        """It has happened now; returns the count with it."""
+        """Note that it has happened now; returns the count with it."""
         self._times.append(time.monotonic())
         return self.count
 
@@ -240,7 +240,7 @@ class OutputLog:
 
 
 def _pipes(count: int) -> list[int]:
-    """Both ends of each; none stays open where there are too few descriptors."""
+    """Open so many pipes, and return both ends of each; none stays open where there are too few descriptors."""
     found: list[int] = []
     try:
         for _ in range(count):
@@ -265,7 +265,7 @@ class Errand:
     def __init__(
         self, module: str, question: Mapping[str, Any], environment: Mapping[str, str], files: Sequence[int] = ()
     ) -> None:
-        """``files``: descriptors that it inherits besides."""
+        """Start the process; ``files`` are descriptors that it inherits besides."""
         self._files = contextlib.ExitStack()
         asked, self._answer, self._noise = (self._open() for _ in range(3))
         start = {"question": question, "path": sys.path, "own_code": given.packed(), "parent": os.getpid()}
@@ -291,7 +291,9 @@ class Errand:
 
     @property
     def has_ended(self) -> bool:
-        """It is not taken note of before ``close``: until then nobody else gets its number, nor that of its group."""
+        """Whether it has ended. Only ``close`` takes its exit code from the system: until then nobody else gets its
+        pid, nor that of its group.
+        """
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:  # user code in this process has taken note, or has Linux do it (SIGCHLD is ignored)
@@ -299,7 +301,7 @@ class Errand:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """What it has answered so far; the last line may be half written."""
+        """What it has answered so far, but for a last line that is half written."""
         return [json.loads(line) for line in _content(self._answer).splitlines(keepends=True) if line.endswith("\n")]
 
     @property
@@ -312,7 +314,7 @@ class Errand:
         return self.noise[-NOISE_CHARACTERS:].strip()
 
     def first_line(self, timeout: float | None) -> dict[str, Any] | None:
-        """Its first answer; None where it ended without one. TimeoutError after so many seconds."""
+        """Wait for its first answer; None where it ended without one. Raises TimeoutError after so many seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not (ended := self.has_ended) and not self.lines:
             if deadline is not None and time.monotonic() > deadline:
@@ -323,7 +325,7 @@ class Errand:
         return lines[0] if lines else None
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether it ends by itself; waits for that."""
+        """Wait for it to end by itself, for so many seconds at most; returns whether it has."""
         deadline = time.monotonic() + seconds
         while not (ended := self.has_ended) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -337,7 +339,7 @@ class Errand:
         return describe_exit(self._process.wait())
 
     def close(self) -> None:
-        """End it, and forget its answers. May be called again."""
+        """End it, and forget its answers. It may be called again."""
         self.end()
         self._files.close()
 
@@ -346,5 +348,5 @@ class Errand:
 
 
 def _content(file: IO[bytes]) -> str:
-    """All of it, without moving the place where the process writes."""
+    """Return all of a file's text, without moving the place where the process writes."""
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")

@@ -23,10 +23,10 @@ SHOWN = 10
 
 @contextlib.contextmanager
 def process_scope(inside: bool = False) -> Iterator[dict[str, str]]:
-    """Gives the environment variables for child processes; when it ends, none of them is left.
+    """Yield the environment variables for child processes, none of which is left when the block ends.
 
-    None of all that this process starts meanwhile, in whatever way: see ``core.janitor``. ``inside``: simulators run in
-    this process itself (serial mode), so the variables are set here, too, and they cannot end it.
+    That goes for all that this process starts meanwhile, in whatever way: see ``core.janitor``. ``inside``: simulators
+    run in this process itself (serial mode), so the variables are set here, too, and they cannot end it.
     """
     token = uuid.uuid4().hex
     with _scratch_folder(token) as scratch, _janitor(token, scratch), marked(token):
@@ -37,8 +37,8 @@ def process_scope(inside: bool = False) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def temporary_files_in(folder: Path | None) -> Iterator[None]:
-    """Temporary files of this process, and of all that it starts meanwhile, lie in ``folder``; None: where they usually
-    do. ConfigError where nothing can be written there.
+    """Put temporary files of this process, and of all that it starts meanwhile, into ``folder``; None: where they
+    usually lie. Raises ConfigError where nothing can be written there.
     """
     if folder is None:
         yield
@@ -64,19 +64,21 @@ def temporary_files_in(folder: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _simulators_here(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set the variables here, and take back what simulators have set besides; none that others need is ever missing."""
     before = dict(os.environ)
     try:
         os.environ.update(environment)
         with exits_are_exceptions():
             yield
     finally:
-        os.environ.clear()
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
         os.environ.update(before)
 
 
 @contextlib.contextmanager
 def _scratch_folder(token: str) -> Iterator[Path]:
-    """Where it is. The janitor makes and removes it; removing it here is for the moments in which there is none."""
+    """Yield where it is. The janitor makes and removes it; it is removed here, too, for when there is none."""
     scratch = Path(tempfile.gettempdir()) / f"rollmill-{token[:16]}"
     try:
         yield scratch

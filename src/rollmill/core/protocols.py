@@ -47,7 +47,7 @@ class Env(Protocol):
         """
 
     def render(self) -> Array | None:
-        """An RGB image uint8 ``[H, W, 3]`` of the current state, or None where there is none."""
+        """Return an RGB image uint8 ``[H, W, 3]`` of the current state, or None where there is none."""
 
     def close(self) -> None: ...
 
@@ -82,10 +82,10 @@ class StepOut(Protocol):
     openings_at: int  # where in ``records`` lane 0's ``slots.OPENING`` of row t + 1 begins
 
     def obs_of(self, begin: int, end: int) -> Obs:
-        """The observation in row t + 1 of lanes ``begin`` to ``end``: views ``[end - begin, *shape]``."""
+        """Return the observation in row t + 1 of lanes ``begin`` to ``end``: views ``[end - begin, *shape]``."""
 
     def arrays(self) -> StepArrays:
-        """The same memory as arrays: worth their making where one expression writes many lanes."""
+        """Return the same memory as arrays: worth their making where one expression writes many lanes."""
 
 
 class StepArrays(Protocol):
@@ -123,14 +123,14 @@ class Actor:
 
     @property
     def version(self) -> int:
-        """Of the weights that the last decision was made with."""
+        """The version of the weights that the last decision was made with."""
         return 0
 
     def attach(self, arena: Arena) -> None:
-        """Told once, before the first request, where the rows are that will be asked about."""
+        """Take note, once and before the first request, of where the rows are that will be asked about."""
 
     def detach(self) -> None:
-        """Told after the last request: the arena's memory goes away."""
+        """Let go of the arena's memory, which goes away after the last request."""
 
     def refresh(self) -> int:
         """Take over the newest published weights, if any; returns the version now in use."""
@@ -143,7 +143,7 @@ class Actor:
         """Go back to the states that ``remember`` kept: the decisions since then are made again."""
 
     def state(self) -> dict[str, Any]:
-        """Memory and randomness, for a checkpoint (``Saveable``)."""
+        """Return memory and randomness, for a checkpoint (``Saveable``)."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -196,21 +196,21 @@ class ActRequest:
 
     @functools.cached_property
     def obs(self) -> Obs:
-        """``[n, *shape]`` each, the action mask included."""
+        """Observations ``[n, *shape]`` by field name, the action mask included."""
         return self.gather()
 
     @functools.cached_property
     def episode(self) -> Array:
-        """``[n]`` int64: index of the lane's episode."""
+        """The index of each lane's episode, ``[n]`` int64."""
         return self.episodes()
 
     @functools.cached_property
     def reward(self) -> Array:
-        """``[n]`` float32: what came of the lane's decision before this one; anything where an episode begins."""
+        """The reward ``[n]`` float32 of the lane's decision before this one; anything where an episode begins."""
         return self.rewards()
 
     def part(self, mine: Array | slice) -> ActRequest:
-        """Some of the lanes only; these are no longer whole groups."""
+        """Return a request about some of the lanes only; these are no longer whole groups."""
         none = self.groups[:0]
         return ActRequest(
             self.first[mine],
@@ -226,7 +226,7 @@ class ActRequest:
 
     @staticmethod
     def outside(first: Array, obs: Obs, episode: Array, reward: Array) -> ActRequest:
-        """A request about the lanes 0 .. n - 1 that does not come out of an arena."""
+        """Make a request about the lanes 0 .. n - 1 that does not come out of an arena."""
         none = np.zeros(0, np.int64)
         lanes = np.arange(len(first))
         return ActRequest(first, lanes, none, none, none, none, lambda: obs, lambda: episode, lambda: reward)
@@ -243,7 +243,7 @@ class PolicyOutput:
 
     @staticmethod
     def of(action: Array) -> PolicyOutput:
-        """Actions of a policy that knows neither their probabilities nor what they are worth."""
+        """Wrap actions of a policy that knows neither their probabilities nor what they are worth."""
         blank = np.zeros(len(action), np.float32)
         return PolicyOutput(action, blank, blank)
 
@@ -268,16 +268,16 @@ class Matchmaker(Protocol):
         """Whether it decides for policies of the run as well, so that there is one pass for all."""
 
     def seat(self, lanes: Array, episodes: Array) -> Seats:
-        """Whom the lanes ``[n]`` belong to in the episodes ``[n]`` that begin there: all agents of each environment.
+        """Choose who plays the lanes ``[n]`` in the episodes ``[n]`` that begin there: all agents of each environment.
 
-        Asked once for an episode, at its first row: within an episode nobody changes.
+        It is asked once for an episode, at its first row: within an episode nobody changes.
         """
 
     def act_for(self, policy_ids: Array, request: ActRequest) -> PolicyOutput:
         """Decide for lanes that ``policy_ids`` ``[n]`` play: opponents, or anybody where it ``plays_all``."""
 
     def acting_state(self) -> dict[str, Any]:
-        """Memory and randomness of the opponents in the running episodes, for a checkpoint of serial mode."""
+        """Return memory and randomness of the opponents in the running episodes, for a checkpoint of serial mode."""
 
     def load_acting_state(self, state: Mapping[str, Any]) -> None:
         """Go on where ``acting_state`` was taken."""
@@ -299,7 +299,7 @@ class Learner(Saveable, Protocol):
 
     @property
     def oldest_useful(self) -> int:
-        """Segments that an older version has acted in are dropped before they get here."""
+        """The oldest version of weights whose segments it learns from: older ones are dropped before they get here."""
 
     def train(self, segments: Mapping[str, Array], progress: float = 0.0) -> Mapping[str, float]:
         """Train once on arrays ``[T + 1, B, ...]`` (see ``core.slots``); returns metrics by name.
@@ -308,7 +308,7 @@ class Learner(Saveable, Protocol):
         """
 
     def counts(self) -> Mapping[str, float]:
-        """Metrics of its replay buffer as they stand (``docs/metrics.md``); none where it has none."""
+        """Return metrics of its replay buffer as they stand (``docs/metrics.md``); none where it has none."""
 
     def publish(self) -> None:
         """Make the current weights visible to policies."""

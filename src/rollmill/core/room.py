@@ -21,7 +21,7 @@ LEAST_ROW_BYTES = RECORD_BYTES + sum(field.nbytes for field in OUTPUT_FIELDS)
 
 
 def check_room(workers: int, nbytes: float, asked: str) -> None:
-    """ConfigError unless so many worker processes and so many bytes beside them fit here; ``asked``: the settings."""
+    """Raise ConfigError unless so many worker processes, and bytes beside them, fit here; ``asked``: the settings."""
     free = available_memory()
     need = workers * WORKER_BYTES + nbytes
     if free is not None and need > free:

@@ -77,7 +77,7 @@ _PAGE = re.compile(r"report-[a-z]+(-\d+)?\.html")
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a name given by a user can be that of a folder, here and on other disks, and be shown on one line."""
+    """Return whether a user's name can be that of a folder, here and on other disks, and be shown on one line."""
     odd = not name or name.startswith(".") or "/" in name or "\\" in name or not name.isprintable()
     return not odd and name == name.strip() and len(name.encode()) <= LONGEST_NAME
 
@@ -177,17 +177,17 @@ class RunFolder:
         return value
 
     def holds_run(self) -> bool:
-        """Whether a run has written here."""
+        """Return whether a run has written here."""
         return any(os.path.lexists(self.path / name) for name in _MARKS)
 
     def never_began(self) -> bool:
-        """Whether all that is here was left by a run that ended, or was killed, before its first training step."""
+        """Return whether all that is here was left by a run that ended, or was killed, before it trained."""
         return self.holds_run() and _never_began(self.path, _names(self.path))
 
     # -- the folder of a run that is under way -------------------------------------------------------
 
     def lost(self) -> str:
-        """Why this is no longer the folder that ``create`` took: an empty string as long as it is.
+        """Say why this is no longer the folder that ``create`` took: an empty string as long as it is.
 
         Somebody may remove, move or empty it, or unmount its disk. Files that are open do not notice, and by its path
         another folder could be taken for it.
@@ -203,7 +203,7 @@ class RunFolder:
         return "it was emptied" if self._marked and not self.holds_run() else ""
 
     def require(self, cause: BaseException | None = None) -> None:
-        """``RunFolderLost`` unless the folder is still there; ``cause``: the error by which one came to ask."""
+        """Raise ``RunFolderLost`` unless the folder is still there; ``cause``: the error by which one came to ask."""
         self._looked = time.monotonic()
         why = self.lost()
         if why:
@@ -211,13 +211,13 @@ class RunFolder:
             raise RunFolderLost(message) from cause
 
     def watch(self) -> None:
-        """``require``, at most once per ``LOOK_SECONDS``: for loops that call it all the time."""
+        """Call ``require``, at most once per ``LOOK_SECONDS``: for loops that call it all the time."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self.require()
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Neither an end nor an error about some file is what it seems if the folder is lost: then it is that."""
+        """Raise ``RunFolderLost`` if the folder is lost: instead of an error about some file, or at the end."""
         try:
             yield
         except (OSError, CheckpointError, StoreError, RunFolderError) as error:
@@ -261,13 +261,13 @@ def _refuse(path: Path, mode: Mode) -> None:
 
 
 def _names(path: Path) -> set[str]:
-    """What is in a folder, besides the remains of writes."""
+    """Return the names of what is in a folder, besides the remains of writes."""
     names = {entry.name for entry in path.iterdir()}
     return {name for name in names if name not in (_LOCK, _PROBE) and not atomic.is_temporary(name)}
 
 
 def _never_began(path: Path, names: Collection[str]) -> bool:
-    """Whether a folder holds what the start of a run leaves, and nothing that anybody could miss.
+    """Return whether a folder holds what the start of a run leaves, and nothing that anybody could miss.
 
     In doubt it does not: without the state that a run writes first, with a link, a file of another name, a folder that
     cannot be read.
@@ -290,7 +290,7 @@ def _content(path: Path) -> set[str]:
 
 
 def _has_content(path: Path) -> bool:
-    """Whether there is a file that is not empty."""
+    """Return whether there is a file that is not empty."""
     if path.is_dir():
         return any(_has_content(entry) for entry in path.iterdir())
     return path.exists() and path.stat().st_size > 0
@@ -347,13 +347,14 @@ def _delete_run(path: Path, keep: Collection[str] = ()) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder holds a run, of whatever kind."""
+    """Return whether a folder holds a run, of whatever kind."""
     return any((path / name).is_file() for name in _MARKS)
 
 
 def holder(path: Path) -> str:
-    """Who is at work in the run folder ``path``, as ``pid 12 on host``; empty where nobody is. Stages of a world model
-    have folders, and locks, of their own."""
+    """Say who is at work in the run folder ``path``, as ``pid 12 on host``; empty where nobody is. Stages of a world
+    model have folders, and locks, of their own.
+    """
     for lock in (path / _LOCK, *path.glob(f"*/{_LOCK}")):
         try:
             descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
@@ -371,7 +372,7 @@ def holder(path: Path) -> str:
 
 
 def refuse_removal(path: Path) -> None:
-    """RunFolderError unless ``remove_run`` may delete what is at ``path``; changes nothing."""
+    """Raise RunFolderError unless ``remove_run`` may delete what is at ``path``; changes nothing."""
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     world = "config.yaml" in names and _STAGES in names
     if not names & {"diary.json", "state.json"} and not world:
@@ -406,7 +407,7 @@ _held: set[int] = set()
 
 
 def _close_locks_in_child() -> None:
-    """A forked child shares the parent's lock and would keep the folder after the parent died."""
+    """Close, in a forked child, the locks it shares with its parent: it would keep the folder after the parent died."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()

@@ -54,5 +54,5 @@ RECORDS = "stages"
 
 
 def run_kind(settings: Mapping[str, Any]) -> RunKind:
-    """The kind of run that saves such settings; whatever is unknown (a program of one's own) is an online one."""
+    """Return the kind of run that saves such settings; whatever is unknown (a program of one's own) is online."""
     return next((kind for kind, keys in _KEYS.items() if keys <= settings.keys()), "online")

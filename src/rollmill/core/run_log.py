@@ -40,9 +40,10 @@ class LogHandle:
             _LOG.addHandler(handler)
 
     def show(self) -> None:
-        """The run has begun: from now on the console is told what happens, first what has happened until now.
+        """Tell the console, now that the run has begun, what has happened until now, and what happens from now on.
 
-        A start that fails says its error there, and nothing else.
+        Until then it is told nothing: a start that fails says its error there, and nothing else. Only what is
+        logged with ``AT_ONCE`` is shown before: what a user has to know who waits for the start.
         """
         for handler in self._handlers:
             if isinstance(handler, _Console):
@@ -120,7 +121,7 @@ class _Console(logging.StreamHandler[TextIO]):
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._held is not None:
+        if self._held is not None and not getattr(record, "at_once", False):
             self._held.append(record)
             return
         super().emit(record)
@@ -129,7 +130,7 @@ class _Console(logging.StreamHandler[TextIO]):
 
 
 def told_on_console(text: str) -> bool:
-    """Whether the last error that the log of a run has shown on stderr holds this text."""
+    """Return whether the last error that the log of a run has shown on stderr holds this text."""
     return bool(text) and text in _Console.last_error
 
 

@@ -29,19 +29,19 @@ class Seeds:
         return Seeds(self.root, self.path + tuple(_key(name) for name in names))
 
     def of_incarnation(self, episode: int) -> Seeds:
-        """Where the environments grow from that play an episode: here, or in the branch of their incarnation."""
+        """Return the node that the environments of an episode grow from: this one, or their incarnation's branch."""
         incarnation = episode // INCARNATION_EPISODES
         return self.branch("incarnation", incarnation) if incarnation else self
 
     def integer(self) -> int:
-        """This node's seed: below 2**31, which every simulator accepts."""
+        """Return this node's seed: below 2**31, which every simulator accepts."""
         return int(self._sequence().generate_state(1, np.uint32)[0]) & 0x7FFFFFFF
 
     def generator(self) -> np.random.Generator:
         return np.random.default_rng(self._sequence())
 
     def _sequence(self) -> np.random.SeedSequence:
-        """``SeedSequence(entropy=root, spawn_key=path)``, told in words of 32 bits: a third of the time to make."""
+        """Make ``SeedSequence(entropy=root, spawn_key=path)`` from words of 32 bits, in a third of the time."""
         words = _words(self.root)
         if self.path:
             words += [0] * (POOL_WORDS - len(words))
@@ -51,7 +51,7 @@ class Seeds:
 
 
 def _words(number: int) -> list[int]:
-    """A number in words of 32 bits, the least significant first."""
+    """Return a number in words of 32 bits, the least significant first."""
     if number < 0:
         raise ValueError(f"seeds and their branches must not be negative, got {number}")
     words = [number & 0xFFFFFFFF]
@@ -61,5 +61,5 @@ def _words(number: int) -> list[int]:
 
 
 def _key(name: int | str) -> int:
-    """Words become stable numbers (Python's own ``hash`` of a string changes between processes)."""
+    """Turn a word into a stable number (Python's own ``hash`` of a string changes between processes)."""
     return zlib.crc32(name.encode()) if isinstance(name, str) else int(name)

@@ -59,7 +59,7 @@ _SIMPLE = re.compile(r"[\w.:/-]{1,80}", re.ASCII)
 
 
 def check_shape(value: Any, shape: Shape, at: str = "") -> None:
-    """ShapeError that names the first field (below ``at``) which is missing or of another kind."""
+    """Raise a ShapeError that names the first field (below ``at``) which is missing or of another kind."""
     if not _fits_kind(value, shape):
         raise ShapeError(at, f"expected {_words(shape)}, got {_got(value)}")
     if isinstance(shape, tuple):
@@ -86,7 +86,7 @@ def _check_mapping(value: Mapping[str, Any], shape: Mapping[Any, Shape], at: str
 
 
 def _fits_kind(value: Any, shape: Shape) -> bool:
-    """Whether the value itself is of this kind; what is in it is not looked at."""
+    """Return whether the value itself is of this kind; what is in it is not looked at."""
     if shape is ANY:
         return True
     if isinstance(shape, tuple):

@@ -97,7 +97,7 @@ class SharedBlock:
         return np.frombuffer(self._map, dtype=dtype, count=count, offset=offset).reshape(shape)
 
     def raw(self, offset: int, nbytes: int) -> memoryview:
-        """Bytes of the block, for those who write few numbers at a time: numpy costs them several times as much."""
+        """Return bytes of the block, for who writes few numbers at a time: numpy costs them several times as much."""
         return memoryview(self._map)[offset : offset + nbytes]
 
     def close_fd(self) -> None:
@@ -204,7 +204,7 @@ class Arena:
         return {name: array[slot] for name, array in self.fields.items()}
 
     def head(self, slot: int, row: int) -> dict[str, Array]:
-        """Views of what is written of a slot once row ``row`` has been decided; empty for row -1."""
+        """Return views of what is written of a slot once row ``row`` has been decided; empty for row -1."""
         every = self.layout.state_every or self.layout.steps
         ends = {"state": row // every + 1}
         return {name: array[slot, : ends.get(name, row + 1)] for name, array in self.fields.items()}
@@ -283,7 +283,7 @@ class RowOut:
 
     @property
     def obs(self) -> Obs:
-        """All lanes."""
+        """The observations of all lanes."""
         return self.obs_of(0, self._arena.layout.lanes)
 
     def obs_of(self, begin: int, end: int) -> Obs:

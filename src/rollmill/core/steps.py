@@ -24,7 +24,7 @@ def position(entry: Mapping[str, Any]) -> int | None:
 
 
 def is_placed(entry: Mapping[str, Any]) -> bool:
-    """Whether a file's entry tells any step."""
+    """Return whether a file's entry tells any step."""
     return FRAMES in entry or "step" in entry
 
 

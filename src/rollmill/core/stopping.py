@@ -73,7 +73,7 @@ class CommandSignals:
         self._loaded = True
 
     def ignore(self) -> None:
-        """It is over: there is nothing left to be ended."""
+        """Ignore the signals from now on: it is over, and there is nothing left to be ended."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
@@ -91,7 +91,7 @@ class CommandSignals:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Whether a module is being imported where a signal came in."""
+    """Return whether a module is being imported where a signal came in."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True

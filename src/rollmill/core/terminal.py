@@ -17,12 +17,15 @@ TYPE_CHECKING = False  # as in ``rollmill/__init__.py``: every command imports t
 if TYPE_CHECKING:
     from typing import Any, TextIO
 
+AT_ONCE = {"at_once": True}
+"""The ``extra`` of a log message that the console shows before the run has begun, too (``run_log.LogHandle.show``)."""
+
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and line feed, marks that turn the direction of text, and halves of characters."""
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters as one reads them: ``\x1b``."""
+    r"""Return the text with control characters as one reads them: ``\x1b``."""
     return _CONTROL.sub(_escape, text.replace("\r\n", "\n"))
 
 
@@ -56,13 +59,13 @@ class CleanStream:
 
 
 def drawing(stream: TextIO) -> TextIO:
-    """The stream itself, for those who move the cursor and colour text."""
+    """Return the stream itself, for those who move the cursor and colour text."""
     return stream.below if isinstance(stream, CleanStream) else stream
 
 
 @contextlib.contextmanager
 def clean_output() -> Iterator[None]:
-    """What is printed inside is ``printable``, whoever prints it."""
+    """Make what is printed inside ``printable``, whoever prints it."""
     with contextlib.ExitStack() as stack:
         for stream, redirect in (
             (sys.stdout, contextlib.redirect_stdout),

@@ -16,7 +16,7 @@ _TIE = 0.1  # names this much less similar than the best one are still worth nam
 
 
 def columns(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
-    """A line for each row, its cells one below the other; ``right``: all but the first end at the same place."""
+    """Return a line for each row, its cells one below the other; ``right``: all but the first end at the same place."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -26,7 +26,8 @@ def columns(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
 
 
 def closest(word: str, known: Iterable[str], limit: int = 3, near: float = _NEAR) -> list[str]:
-    """The known names nearest to ``word``, best first; empty when none has the similarity ``near`` (1: the same).
+    """Return the known names nearest to ``word``, best first; empty when none has the similarity ``near`` (1: the
+    same).
 
     Case and ``-`` against ``_`` do not count as differences.
     """
@@ -49,12 +50,12 @@ def closest(word: str, known: Iterable[str], limit: int = 3, near: float = _NEAR
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``did you mean 'doom_basic'?`` for a mistyped word, or an empty string when nothing is near."""
+    """Return ``did you mean 'doom_basic'?`` for a mistyped word, or an empty string when nothing is near."""
     return did_you_mean(closest(word, known))
 
 
 def did_you_mean(names: Iterable[str]) -> str:
-    """``did you mean 'a' or 'b'?``, or an empty string without names."""
+    """Return ``did you mean 'a' or 'b'?``, or an empty string without names."""
     quoted = [f"'{name}'" for name in names]
     return f"did you mean {' or '.join(quoted)}?" if quoted else ""
 
@@ -75,13 +76,18 @@ def bytes_text(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def counted(count: int, what: str) -> str:
+    """Return text such as ``1 session``, ``2 sessions``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def three_digits(value: float) -> str:
     """Return text such as ``1.23``, ``12.3``, ``123``."""
     return f"{value:.2f}" if abs(value) < 9.995 else f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
 
 
 def cut(text: str, limit: int) -> str:
-    """At most about ``limit`` characters of a text: its beginning and its end, and how much is missing between them."""
+    """Shorten a text to about ``limit`` characters: its beginning and its end, and how much is missing between them."""
     if len(text) <= limit:
         return text
     half = limit // 2

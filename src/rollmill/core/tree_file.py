@@ -83,12 +83,12 @@ def save_tree(path: Path, tree: Tree) -> None:
 
 
 def tree_file_bytes(tree: Tree) -> int:
-    """Size in bytes of the file that ``save_tree`` would write."""
+    """Return the size in bytes of the file that ``save_tree`` would write."""
     return _Plan(Path("tree"), tree).file_bytes
 
 
 def tree_checksum(tree: Tree) -> str:
-    """The ``stored_checksum`` of the file that ``save_tree`` would write."""
+    """Return the ``stored_checksum`` of the file that ``save_tree`` would write."""
     *_, digest = _Plan(Path("tree"), tree).chunks()
     return bytes(digest).hex()
 
@@ -100,17 +100,17 @@ def load_tree(path: Path) -> Tree:
 
 
 def pack_tree(tree: Tree) -> bytes:
-    """The bytes of the file that ``save_tree`` would write."""
+    """Return the bytes of the file that ``save_tree`` would write."""
     return b"".join(_Plan(Path("tree"), tree).chunks())
 
 
 def unpack_tree(data: bytes, source: str) -> Tree:
-    """The inverse of ``pack_tree``; CheckpointError, which names the ``source``, where the bytes are damaged."""
+    """Undo ``pack_tree``; a CheckpointError, which names the ``source``, says where the bytes are damaged."""
     return _read(_Reader(Path(source), io.BytesIO(data), len(data)))
 
 
 def read_header(path: Path) -> Tree:
-    """The outline of the tree: everything but the arrays' contents, which are not read or verified."""
+    """Read the outline of the tree: everything but the arrays' contents, which are not read or verified."""
     with _opened(path) as reader:
         return reader.decode(lambda ref: ref)
 
@@ -123,7 +123,7 @@ def check_tree(path: Path) -> None:
 
 
 def stored_checksum(path: Path) -> str:
-    """The SHA-256 at the end of the file as hex: names the contents without reading them."""
+    """Read the SHA-256 at the end of the file, as hex: it names the contents without reading them."""
     with _opened(path) as reader:
         reader.file.seek(-_DIGEST_BYTES, os.SEEK_END)
         return reader.file.read(_DIGEST_BYTES).hex()
@@ -212,7 +212,7 @@ class _Plan:
 
 
 def _bytes_of(array: Array) -> Iterator[memoryview]:
-    """The array's bytes, C order and little-endian, in pieces of about a megabyte."""
+    """Yield the array's bytes, C order and little-endian, in pieces of about a megabyte."""
     if array.size == 0:
         return
     dtype = array.dtype.newbyteorder("<")

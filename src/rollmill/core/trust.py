@@ -18,7 +18,7 @@ _WORD_CHARACTERS = 500
 
 
 def refuse_code(words: Mapping[KeyPath, Any], source: Path) -> None:
-    """UntrustedCodeError unless there are no ``words``: keys whose values, out of ``source``, name code."""
+    """Raise UntrustedCodeError unless there are no ``words``: keys whose values, out of ``source``, name code."""
     if not words:
         return
     named = [_word(".".join(key), value) for key, value in words.items()]
@@ -31,6 +31,6 @@ def refuse_code(words: Mapping[KeyPath, Any], source: Path) -> None:
 
 
 def _word(key: str, value: Any) -> str:
-    """``key=value``, readable where it is simple, else with every odd character escaped."""
+    """Return ``key=value``, readable where it is simple, else with every odd character escaped."""
     shown = [part if isinstance(part, str) and _SIMPLE.fullmatch(part) else json.dumps(part) for part in (key, value)]
     return cut("=".join(shown), _WORD_CHARACTERS)

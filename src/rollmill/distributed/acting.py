@@ -21,12 +21,12 @@ ALIGNMENT = 64
 
 
 def weight_bytes(tensors: Sequence[Tensor]) -> int:
-    """What a buffer for a network of these must hold (``tensors_of``)."""
+    """Return the bytes that a buffer for a network of these tensors must hold (``tensors_of``)."""
     return sum(_room(tensor) for tensor in tensors)
 
 
 def weight_views(tensors: Sequence[Tensor], weights: Array) -> list[Tensor]:
-    """Tensors over a buffer's bytes, of the shapes and types of a network's, in their order."""
+    """Return tensors over a buffer's bytes, of the shapes and types of a network's, in their order."""
     views, at = [], 0
     for tensor in tensors:
         count = math.prod(tensor.shape) * tensor.element_size()
@@ -59,7 +59,7 @@ class BufferBoard:
 
 
 def build_actor(plan: NodePlan, weights: WeightBuffer, lanes: int, seed: int) -> Policy:
-    """The policy of a node's sampler; ``lanes``: of this node."""
+    """Build the policy of a node's sampler; ``lanes``: of this node."""
     torch.set_num_threads(1)  # threads inside an operator wait for each other
     model = build_model(plan.spec, plan.model)
     found = weight_bytes(tensors_of(model))

@@ -22,7 +22,7 @@ class Credits:
         return len(self._free)
 
     def give(self, slots: Iterable[int]) -> None:
-        """Slots that nobody reads any more."""
+        """Take back slots that nobody reads any more."""
         self._free.extend(slots)
 
     def lend(self, call: Hashable, most: int) -> int:
@@ -34,15 +34,15 @@ class Credits:
         return count
 
     def use(self, call: Hashable) -> int | None:
-        """One of a call's slots, for a segment that has come: it is out from now on. None: it has no more."""
+        """Take one of a call's slots for a segment that has come: it is out from now on. None: it has no more."""
         slots = self._lent[call]
         return slots.pop() if slots else None
 
     def settle(self, call: Hashable) -> None:
-        """A call is over, answered or not: what it has not used is free again."""
+        """End a call, answered or not: what it has not used is free again."""
         self._free.extendleft(self._lent.pop(call))
 
 
 def fair_share(free: int, nodes: int, calls: int) -> int:
-    """How many segments to ask a node for, such that all nodes can have so many calls under way."""
+    """Return how many segments to ask a node for, so that all nodes can have so many calls under way."""
     return max(1, free // max(1, nodes * calls))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Account:
-    """One incarnation."""
+    """What is known of one incarnation's segments."""
 
     last: int = 0
     """The highest number so far."""
@@ -24,8 +24,9 @@ class Account:
 
 @dataclass
 class Deliveries:
-    """Of all incarnations since the start. Every segment that a node has told of is in one of the counts, and in no
-    other; those that have not come yet, of incarnations that are open, are ``waiting``."""
+    """Counts segments of all incarnations since the start. Every segment that a node has told of is in one of the
+    counts, and in no other; those that have not come yet, of incarnations that are open, are ``waiting``.
+    """
 
     received: int = 0
     lost: int = 0
@@ -38,14 +39,14 @@ class Deliveries:
 
     @property
     def waiting(self) -> int:
-        """Finished on nodes that are still at work, and not received yet."""
+        """Segments finished on nodes that are still at work, and not received yet."""
         return sum(account.told - account.last for account in self._open.values())
 
     def open(self, incarnation: int) -> None:
         self._open[incarnation] = Account()
 
     def take(self, incarnation: int, number: int) -> int | None:
-        """A segment has come. None: it is not to be used. Else how many before it are lost: there is a hole."""
+        """Count a segment that has come. Returns None if it is not to be used, else how many before it are lost."""
         account = self._open.get(incarnation)
         if account is None or number <= account.last:
             self.refused += 1
@@ -58,18 +59,18 @@ class Deliveries:
         return hole
 
     def hears(self, incarnation: int, finished: int) -> None:
-        """A node says how many segments it has finished."""
+        """Note how many segments a node says it has finished."""
         account = self._open.get(incarnation)
         if account is not None:
             account.told = max(account.told, finished)
 
     def damaged(self) -> None:
-        """What was taken turned out to be unreadable."""
+        """Count what was taken as lost: it turned out to be unreadable."""
         self.received -= 1
         self.lost += 1
 
     def close(self, incarnation: int) -> int:
-        """An incarnation is over; returns how many of its segments are lost with it."""
+        """End an incarnation; returns how many of its segments are lost with it."""
         account = self._open.pop(incarnation, None)
         if account is None:
             return 0

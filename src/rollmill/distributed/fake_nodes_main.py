@@ -24,7 +24,7 @@ class FakeNode:
         self._sent = 0
 
     def answer(self, message: object) -> object:
-        """What an agent would say; None where it says nothing."""
+        """Return what an agent would say; None where it says nothing."""
         if isinstance(message, Publication):
             return message.sequence
         return self._chunk(message.most) if isinstance(message, Ask) else None
@@ -46,7 +46,7 @@ class FakeNode:
 
 
 def serve(setup: FakeSetup) -> None:
-    """Until the gateway has gone."""
+    """Answer for all nodes until the gateway has gone."""
     nodes = {Connection(fd): FakeNode(setup.segments, setup.chunk_bytes) for fd in setup.channels}
     home = Connection(setup.home)
     with contextlib.suppress(EOFError, OSError):

@@ -87,7 +87,7 @@ class Gateway:
         link: Link,
         home: Connection,
     ) -> None:
-        """``first_group``: groups of the learner's own machine come before."""
+        """Set up the gateway; ``first_group``: groups of the learner's own machine come before."""
         self._plan, self._settings, self._first_group = plan, settings, first_group
         self._arena, self._weights, self._link, self._home = arena, weights, link, home
         self._members = Membership(
@@ -105,14 +105,14 @@ class Gateway:
         self._looked = 0.0
 
     def serve(self) -> None:
-        """Until the learner has closed its end of the line, or says that it is over."""
+        """Run until the learner has closed its end of the line, or says that it is over."""
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
             while not self._members.used_up:  # then another gateway goes on, with numbers of its own
                 if not self.turn(WAIT_SECONDS):
                     return
 
     def turn(self, timeout: float) -> bool:
-        """One turn of the loop; whether there is another one."""
+        """Run the loop once; returns whether there is another turn."""
         while self._home.poll():
             message = self._home.recv()
             if not isinstance(message, Slots):
@@ -170,13 +170,13 @@ class Gateway:
     # -- weights -------------------------------------------------------------------------------
 
     def _newest(self) -> Publication:
-        """What the learner has written last; copied once for all nodes."""
+        """Return what the learner has written last; it is copied once for all nodes."""
         if self._publication is None or self._publication.sequence != self._weights.sequence:
             self._publication = self._weights.read()
         return self._publication
 
     def _publish(self, now: float) -> None:
-        """One publication under way to a node at a time; when it is there, the newest follows."""
+        """Send weights, one publication under way to a node at a time; when it is there, the newest follows."""
         for name, node in self._nodes.items():
             due = not node.refreshing and now - node.refreshed >= self._settings.publish_seconds
             if due and node.sent != self._weights.sequence:

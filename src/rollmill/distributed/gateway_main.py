@@ -1,4 +1,4 @@
-"""The gateway's process: ``python -m rollmill.distributed.gateway_main FD`` is started by ``runs.train.cluster``."""
+"""The gateway's process: ``runs.train.cluster`` starts ``python -m rollmill.distributed.gateway_main FD``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollmill.distributed.weight_buffer import WeightBuffer
 
 
 def make_link(settings: ClusterSettings) -> Link:
-    """What ``cluster.address`` means."""
+    """Return the link that ``cluster.address`` means."""
     if settings.address == LOCAL:
         return LocalLink(settings.nodes)
     from rollmill.distributed.ray_link import RayLink

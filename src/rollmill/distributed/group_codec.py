@@ -13,7 +13,7 @@ from rollmill.replay.packing import SegmentCodec
 
 
 class GroupCodec:
-    """For slots of one layout. For one thread."""
+    """Packs and unpacks slots of one layout; for one thread."""
 
     def __init__(self, layout: SegmentLayout) -> None:
         self._lanes = layout.lanes
@@ -25,7 +25,7 @@ class GroupCodec:
         return self._codec.pack({name: _lane_by_lane(array) for name, array in arena.segment(slot).items()})
 
     def unpack(self, data: bytes | memoryview, arena: Arena, slot: int) -> None:
-        """Fill a slot; ``CodecError`` when that is no segment of this layout, and then nothing is written."""
+        """Fill a slot; raises CodecError when that is no segment of this layout, and then nothing is written."""
         found = self._codec.unpack(data)
         for name, target in arena.segment(slot).items():
             lanes = found[name].reshape(self._lanes, len(target), *target.shape[2:])
@@ -33,5 +33,5 @@ class GroupCodec:
 
 
 def _lane_by_lane(array: Array) -> Array:
-    """``[rows, lanes, ...]`` as ``[lanes * rows, ...]``."""
+    """Return ``[rows, lanes, ...]`` as ``[lanes * rows, ...]``."""
     return np.ascontiguousarray(array.swapaxes(0, 1)).reshape(-1, *array.shape[2:])

@@ -46,7 +46,7 @@ Event = Collected | Refreshed | Failure
 
 class Link(Protocol):
     def nodes(self) -> Collection[str]:
-        """The names of all nodes that could take part now."""
+        """Return the names of all nodes that could take part now."""
 
     def start(self, node: str, incarnation: int, order: bytes, versions: Versions, publication: Publication) -> None:
         """Put an agent on a node and have it begin (``NodeAgent.start``)."""
@@ -55,13 +55,13 @@ class Link(Protocol):
         """Ask for segments; the answer is an event."""
 
     def refresh(self, node: str, publication: Publication) -> None:
-        """Send weights; that they are there is an event."""
+        """Send weights; their arrival is an event."""
 
     def end(self, node: str) -> None:
         """End the agent of a node and all that it has started, now. Nothing is heard of it any more."""
 
     def events(self, timeout: float, wake: int) -> list[Event]:
-        """What has come in; waits for it, or until the descriptor ``wake`` can be read."""
+        """Return what has come in; waits for it, or until the descriptor ``wake`` can be read."""
 
     def close(self) -> None:
         """End all agents."""

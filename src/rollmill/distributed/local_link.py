@@ -31,7 +31,7 @@ class Line:
     """
 
     def __init__(self, channel: Connection, wake: Callable[[], None]) -> None:
-        """``wake`` is called when something has come."""
+        """Start the threads; ``wake`` is called when something has come."""
         self._channel, self._wake = channel, wake
         self._change = threading.Condition()
         self._to_send: deque[object] = deque()
@@ -44,7 +44,7 @@ class Line:
             thread.start()
 
     def send(self, message: object) -> None:
-        """Never waits."""
+        """Hand over a message without ever waiting."""
         with self._change:
             if isinstance(message, Publication):
                 self._to_send = deque(one for one in self._to_send if not isinstance(one, Publication))
@@ -52,7 +52,7 @@ class Line:
             self._change.notify()
 
     def take(self) -> list[object]:
-        """What has come."""
+        """Return what has come."""
         return [self._came.popleft() for _ in range(len(self._came))]
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class LocalLink:
         os.close(self._woken)
 
     def pid(self, node: str) -> int:
-        """Of the agent's process."""
+        """Return the pid of the agent's process."""
         return self._agents[node].child.pid
 
     def _send(self, node: str, message: object) -> None:

@@ -65,7 +65,7 @@ class Member:
     """Why it rests, or is refused."""
 
     def silent(self, now: float) -> float:
-        """Seconds since its last word, or since it was started."""
+        """Return the seconds since its last word, or since it was started."""
         return now - (self.since if self.heard is None else self.heard)
 
     @property
@@ -89,7 +89,7 @@ class Membership:
         return self._next + self._seats > self._last
 
     def look(self, nodes: Collection[str], now: float) -> list[Start | End]:
-        """``nodes``: all that the link sees. Returns what is to be done."""
+        """Take in ``nodes``, all that the link sees; returns what is to be started and ended."""
         steps: list[Start | End] = []
         for member in list(self.members.values()):
             if member.node not in nodes:
@@ -107,7 +107,7 @@ class Membership:
         return steps
 
     def hears(self, node: str, incarnation: int, now: float) -> Member | None:
-        """Something has come from a node: the member it is from, or None if that one is not listened to any more."""
+        """Note word from a node; returns the member it is from, or None if that one is not listened to any more."""
         member = self.members.get(node)
         if member is None or member.incarnation != incarnation or member.stage not in ("starting", "sampling"):
             return None
@@ -117,7 +117,7 @@ class Membership:
         return member
 
     def samples(self, node: str, incarnation: int, now: float) -> bool:
-        """It has started and samples from now on; whether that is news."""
+        """Note that a node has started and samples from now on; returns whether that is news."""
         member = self.hears(node, incarnation, now)
         if member is None or member.stage == "sampling":
             return False
@@ -125,7 +125,7 @@ class Membership:
         return True
 
     def fails(self, node: str, incarnation: int, reason: str, now: float) -> list[Start | End]:
-        """An incarnation is lost; the node is tried again after a rest."""
+        """Give up an incarnation that is lost; the node is tried again after a rest."""
         member = self.hears(node, incarnation, now)
         if member is None:
             return []
@@ -135,14 +135,14 @@ class Membership:
         return steps
 
     def refuse(self, node: str, incarnation: int, reason: str, now: float) -> list[Start | End]:
-        """It does not fit the run, and would not the next time: it is left alone until it leaves and comes back."""
+        """Refuse a node that does not fit the run: it is left alone until it leaves and comes back."""
         steps = self.fails(node, incarnation, reason, now)
         if steps:
             self.members[node].stage = "refused"
         return steps
 
     def sampling(self) -> list[Member]:
-        """Those that can be asked for segments, by seat."""
+        """Return those that can be asked for segments, by seat."""
         return sorted((m for m in self.members.values() if m.stage == "sampling"), key=lambda m: m.seat)
 
     def _check_heard(self, member: Member, now: float) -> list[Start | End]:

@@ -27,7 +27,7 @@ NodeStage = Literal["starting", "sampling", "failed", "refused"]
 
 
 def versions() -> Versions:
-    """What must be the same on all nodes: the code, and what computes with the weights."""
+    """Return what must be the same on all nodes: the code, and what computes with the weights."""
     found = {"rollmill": __version__, "Python": ".".join(map(str, sys.version_info[:2]))}
     for package in ("torch", "numpy", "gymnasium"):
         try:
@@ -38,7 +38,7 @@ def versions() -> Versions:
 
 
 def differences(here: Versions, learner: Versions) -> str:
-    """In words; empty where there are none."""
+    """Say the differences in words; empty where there are none."""
     pairs = [(name, here.get(name, "missing"), learner.get(name, "missing")) for name in sorted({*here, *learner})]
     return ", ".join(f"{name} {mine} (the learner has {its})" for name, mine, its in pairs if mine != its)
 
@@ -82,7 +82,7 @@ class NodePlan:
 
     @property
     def segments_at_once(self) -> int:
-        """What a node's sampler takes for a batch of its learner: slots go by it."""
+        """Segments that a node's sampler hands out at a time, as if for a batch; slots are counted by it."""
         return max(1, self.groups // 2)
 
     @property
@@ -151,7 +151,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Begin:
-    """``NodeAgent.start``"""
+    """Asks for ``NodeAgent.start``."""
 
     order: bytes
     versions: Versions
@@ -160,7 +160,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Ask:
-    """``NodeAgent.collect``; a ``Publication`` is for ``NodeAgent.refresh``."""
+    """Asks for ``NodeAgent.collect``; a ``Publication`` is for ``NodeAgent.refresh``."""
 
     most: int
 

@@ -95,7 +95,7 @@ class NodeAgent:
         self._thread.start()
 
     def collect(self, most: int) -> Chunk:
-        """Up to so many segments, as soon as there is one; after a moment none. 0: only how it stands."""
+        """Return up to so many segments, as soon as there is one; after a moment none. 0: only how it stands."""
         self._heard = time.monotonic()
         with self._change:
             if most:
@@ -130,7 +130,7 @@ class NodeAgent:
             )
 
     def refresh(self, publication: Publication) -> int:
-        """Newer weights; older ones than there are change nothing. Returns the version that is in use."""
+        """Take newer weights; older ones than there are change nothing. Returns the version that is in use."""
         self._heard = time.monotonic()
         buffer = self._weights
         if buffer is None:
@@ -150,7 +150,7 @@ class NodeAgent:
     # -- the sampler's process -----------------------------------------------------------------
 
     def _look_after(self, order: NodeOrder) -> None:
-        """Everything about the process happens in this one thread."""
+        """Run the sampler; everything about its process happens in this one thread."""
         try:
             self._run_sampler(order)
         except Exception as error:  # noqa: BLE001 - no process, no memory, a message that cannot be read: it is told
@@ -177,7 +177,7 @@ class NodeAgent:
             self._tell_the_end(child)
 
     def _attend(self, child: Child, order: NodeOrder) -> None:
-        """Until the sampler has ended, or is to end."""
+        """Attend to the sampler until it has ended, or is to end."""
         assert self._channel is not None
         while not self._stopping.is_set() and child.alive:
             if self._channel.poll(LOOK_SECONDS):
@@ -228,6 +228,6 @@ class NodeAgent:
             self._words += lines
 
     def _end(self, stage: NodeStage, reason: str) -> None:
-        """The first reason counts."""
+        """Note that it has ended and why; the first reason counts."""
         if self._stage in ("starting", "sampling"):
             self._stage, self._reason = stage, reason

@@ -116,7 +116,7 @@ class NodeSampler:
                 return
 
     def _follow(self, sampler: Sampler) -> None:
-        """Rows are stamped with the run's frames, and environments see its variables."""
+        """Bring the run's frames and variables to the sampler: rows are stamped and environments see them."""
         frames, variables = self._weights.read_small()
         sampler.inference.frames = max(sampler.inference.frames, frames)
         for name, value in zip(sampler.plan.env.variables, variables, strict=True):
@@ -134,7 +134,7 @@ class NodeSampler:
             self._channel.send(Counted(counts, tuple(extras)))
 
     def _hear(self, sampler: Sampler) -> None:
-        """What the agent says, in a thread of its own."""
+        """Hear what the agent says, in a thread of its own."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = self._channel.recv()

@@ -45,6 +45,6 @@ class RayAgent:
 
 
 def agent_class() -> Any:
-    """What the gateway places on nodes. A call that fails is not repeated, and neither is an agent."""
+    """Return what the gateway places on nodes. A call that fails is not repeated, and neither is an agent."""
     make: Any = ray.remote  # its types do not know of groups
     return make(concurrency_groups={"weights": 1, "segments": 1}, max_restarts=0, max_task_retries=0)(RayAgent)

@@ -53,7 +53,7 @@ class _Agent:
     weights: deque[_Call] = field(default_factory=deque)
 
     def answered(self) -> list[_Call]:
-        """Calls that are over, in the order in which they were made: a small answer may overtake a large one."""
+        """Return calls that are over, in the order in which they were made: small answers may overtake large ones."""
         found = []
         for calls in (self.segments, self.weights):
             while calls and calls[0].future is not None:
@@ -139,7 +139,7 @@ class RayLink:
     # -- calls ---------------------------------------------------------------------------------
 
     def _stored(self, publication: Publication) -> Any:
-        """A reference to the weights: they go into Ray's store once, and once to each machine."""
+        """Return a reference to the weights: they go into Ray's store once, and once to each machine."""
         if self._weights[0] != publication.version:
             self._weights = (publication.version, self._ray.put(publication.weights))
         return self._weights[1]
@@ -205,13 +205,13 @@ def _name(node: dict[str, Any]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What Ray says, as far as it tells something, in one line."""
+    """Return what Ray says, as far as it tells something, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if 'Traceback' in str(error) else ' '.join(lines[:3])}"
 
 
 def _connect(address: str) -> Any:
-    """Ray, connected to the cluster. In this process, and once."""
+    """Connect to the cluster and return Ray; once in this process."""
     place = place_of_this_machine() if address == AUTO else place_of(address)
     if place is not None and (why := silence(place)):
         raise ClusterError(f"{why}; `rollmill cluster up` starts the head of a cluster there")

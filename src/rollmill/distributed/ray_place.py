@@ -44,7 +44,7 @@ class Place:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host of this name."""
+    """Return whether only this machine reaches a host of this name."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -52,7 +52,7 @@ def is_loopback(host: str) -> bool:
 
 
 def place_of(text: str, what: str = "cluster.address") -> Place:
-    """``host:port``; ConfigError says what else it is."""
+    """Read ``host:port``; raises ConfigError if it is none."""
     host, _, port = text.rpartition(":")
     if not host or "/" in host or not port.isdigit() or int(port) not in PORTS:
         raise ConfigError(f"{what}={text} is no address: host:port is expected, with a port from 1024 to 65535")
@@ -60,7 +60,7 @@ def place_of(text: str, what: str = "cluster.address") -> Place:
 
 
 def silence(place: Place) -> str:
-    """Why nobody can be there, empty where somebody answers: Ray itself would try for a long time."""
+    """Return why nobody can be there, empty where somebody answers: Ray itself would try for a long time."""
     try:
         socket.create_connection((place.host, place.port), ANSWER_SECONDS).close()
     except OSError as error:
@@ -76,7 +76,7 @@ def token_file() -> Path:
 
 
 def make_token() -> Path:
-    """The file with this user's token, made if there is none; only the user may read it."""
+    """Return the file with this user's token, made if there is none; only the user may read it."""
     file = token_file()
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
@@ -89,13 +89,13 @@ def make_token() -> Path:
 
 
 def has_token() -> bool:
-    """Whether there is one to show, or Ray is told that none is needed."""
+    """Return whether there is a token to show, or Ray is told that none is needed."""
     known = bool(os.environ.get("RAY_AUTH_TOKEN")) or token_file().exists()
     return known or os.environ.get("RAY_AUTH_MODE") == "disabled"
 
 
 def missing_token() -> str:
-    """What to do about it; empty where there is one, or none is needed."""
+    """Say what to do about a missing token; empty where there is one, or none is needed."""
     if has_token():
         return ""
     return (
@@ -105,7 +105,7 @@ def missing_token() -> str:
 
 
 def environment(loopback: bool) -> Mapping[str, str]:
-    """What processes that import Ray need beside what they inherit."""
+    """Return what processes that import Ray need beside what they inherit."""
     found = {**QUIET, **(KEEP_LOOPBACK if loopback else {})}
     if has_token() and not os.environ.get("RAY_AUTH_MODE"):
         found["RAY_AUTH_MODE"] = "token"

@@ -64,12 +64,12 @@ class RunStanding:
     nodes: Sequence[NodeStanding] = ()
 
     def write(self, folder: Path, durable: bool = True) -> None:
-        """``durable``: it is on the disk when this returns (``core.atomic``)."""
+        """Write the file; ``durable``: it is on the disk when this returns (``core.atomic``)."""
         atomic.write_json(folder / FILE, asdict(self), durable)
 
     @classmethod
     def read(cls, folder: Path) -> RunStanding:
-        """``FileNotFoundError`` for a run without nodes."""
+        """Read the file; raises FileNotFoundError for a run without nodes."""
         found: Mapping[str, Any] = read_json(folder / FILE)
         try:
             return cls(**{**found, "nodes": [NodeStanding(**node) for node in found["nodes"]]})
@@ -86,7 +86,7 @@ class Rate:
 
 
 class Rates:
-    """Of every incarnation, over the last ``SPAN_SECONDS`` of news of it, or as long as there has been any."""
+    """Rates of every incarnation, over the last ``SPAN_SECONDS`` of news of it, or as long as there has been any."""
 
     def __init__(self) -> None:
         self._told = time.monotonic()
@@ -94,7 +94,7 @@ class Rates:
         """Time, rows and bytes, the oldest first."""
 
     def hear(self, nodes: Sequence[NodeState], told: float) -> Mapping[int, Rate]:
-        """By incarnation. ``told``: when this came; one that is new has brought nothing until the news before."""
+        """Return rates by incarnation; those of a new one begin at the news before. ``told``: when this news came."""
         begun = (self._told, 0, 0)
         self._news = {node.incarnation: self._news.get(node.incarnation, deque([begun])) for node in nodes}
         self._told = told

@@ -62,7 +62,7 @@ PATIENT = {
 
 @dataclass(frozen=True)
 class RayNode:
-    """What is to be kept going."""
+    """A Ray node that is to be kept going."""
 
     role: Literal["head", "node"]
     address: str
@@ -83,7 +83,7 @@ class RayNode:
         return place_of(self.address)
 
     def options(self, folder: str) -> list[str]:
-        """For ``ray start``."""
+        """Return the options for ``ray start``."""
         found = ["--block", f"--object-store-memory={self.store_mb * 1_000_000}", "--include-log-monitor=false"]
         found += ["--disable-usage-stats", "--dashboard-agent-listen-port=0", f"--temp-dir={folder}"]
         if self.place.loopback:  # there is no firewall to tell of ports, and perhaps another cluster
@@ -139,12 +139,12 @@ def records_folder() -> Path:
 
 
 def log_of(record: Path) -> Path:
-    """What the supervisor and Ray have printed; the supervisor holds a lock on it."""
+    """Return the file of what the supervisor and Ray have printed; the supervisor holds a lock on it."""
     return record.with_suffix(".log")
 
 
 def alive(record: Path) -> bool:
-    """Whether its supervisor is at work."""
+    """Return whether a record's supervisor is at work."""
     try:
         with open(log_of(record), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -156,17 +156,17 @@ def alive(record: Path) -> bool:
 
 
 def records() -> Iterator[tuple[Path, Record]]:
-    """Of supervisors at work on this machine; homes may be shared with others. What dead ones left is removed."""
+    """Yield records of supervisors at work on this machine (homes may be shared); removes what dead ones left."""
     for file in sorted(records_folder().glob("*.json")):
         try:
             record = Record.read(file)
         except FileNotFoundError:
             continue
-        if record.machine != socket.gethostname():
+        if record.machine != socket.gethostname() or not record.pid:  # without one it is just being started
             continue
         if alive(file):
             yield file, record
-        elif record.pid:  # else it is just being started
+        else:
             forget(file, record)
 
 
@@ -179,7 +179,7 @@ def forget(file: Path, record: Record) -> None:
 
 
 def place_of_this_machine() -> Place | None:
-    """The cluster that a supervisor of this machine belongs to; None without one. ClusterError: there are several."""
+    """Return the cluster that a supervisor here belongs to, None without one; raises ClusterError if several."""
     found = {record.node.address for _, record in records()}
     if len(found) > 1:
         raise ClusterError(f"this machine is in several clusters; choose one by cluster.address: {', '.join(found)}")
@@ -223,7 +223,7 @@ class Supervisor:
         return self._record.stage == "failed"
 
     def _live(self, interrupt: Interrupt) -> None:
-        """One life of Ray's processes."""
+        """Run Ray's processes once, from their start to their end."""
         began = time.monotonic()
         self._tell("starting")
         why = (silence(self._node.place) or missing_token()) if self._node.role == "node" else ""
@@ -250,7 +250,7 @@ class Supervisor:
         )
 
     def _lost(self) -> None:
-        """It has ended by itself."""
+        """Write down why Ray has ended by itself."""
         assert self._ray is not None
         lines = [line for line in COLOURS.sub("", self._ray.last_noise).splitlines() if line.strip()]
         errors = [line for line in lines if "Error" in line]
@@ -262,7 +262,7 @@ class Supervisor:
         self._fail(said, was_up)
 
     def _fail(self, said: str, was_up: bool) -> None:
-        """Once more, unless it never was up and will not be."""
+        """Plan another try, unless it never was up and will not be."""
         never = self._record.restarts == 0 and self._node.role == "head"
         refused = any(sign in said for sign in REFUSALS)
         hopeless = not was_up and (never or refused or time.monotonic() - self._down_since > self._node.patience)
@@ -302,7 +302,7 @@ class Supervisor:
 
 
 def prepare(node: RayNode) -> Path:
-    """A record for a supervisor that is about to start."""
+    """Write a record for a supervisor that is about to start."""
     folder = records_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     machine = socket.gethostname()
@@ -312,7 +312,7 @@ def prepare(node: RayNode) -> Path:
 
 
 def start_in_background(record: Path) -> subprocess.Popen[bytes]:
-    """A supervisor that outlives this process."""
+    """Start a supervisor that outlives this process."""
     with open(log_of(record), "ab") as log:
         return subprocess.Popen(
             module_command("rollmill.distributed.supervisor_main", str(record)),
@@ -324,7 +324,7 @@ def start_in_background(record: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_until_up(record: Path, process: subprocess.Popen[bytes]) -> Record:
-    """Until its node is there; ClusterError where it will not be."""
+    """Wait until the record's node is there; raises ClusterError where it will not be."""
     while True:
         ended = process.poll() is not None  # before the record is read: it is written last
         found = Record.read(record)
@@ -338,7 +338,9 @@ def wait_until_up(record: Path, process: subprocess.Popen[bytes]) -> Record:
 
 
 def end(record: Path, found: Record) -> bool:
-    """Ask a supervisor to end its node, and wait; by force when it takes too long. Whether that was needed."""
+    """Ask a supervisor to end its node, and wait; by force when it takes too long. Returns whether that was needed."""
+    if found.pid <= 0:  # to the system that is not one process: 0 is the group of whoever asks, -1 all there are
+        raise ClusterError(f"{record} names no process yet (pid {found.pid}): nothing was ended; try again in a moment")
     forced = False
     for number, seconds in ((signal.SIGTERM, END_SECONDS + 10), (signal.SIGKILL, END_SECONDS)):
         with contextlib.suppress(ProcessLookupError):
@@ -354,5 +356,5 @@ def end(record: Path, found: Record) -> bool:
 
 
 def about(found: Record) -> Mapping[str, Any]:
-    """For JSON."""
+    """Return the record as JSON values."""
     return {**asdict(found.node), **{k: v for k, v in asdict(found).items() if k != "node"}}

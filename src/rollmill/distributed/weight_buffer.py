@@ -40,7 +40,7 @@ class Publication:
 
     @functools.cached_property
     def without_weights(self) -> Publication:
-        """For who has weights of this version."""
+        """The same without weights, for who has those of this version already."""
         return replace(self, weights=None)
 
 
@@ -62,17 +62,17 @@ class WeightBuffer:
 
     @property
     def sequence(self) -> int:
-        """Changes with every write."""
+        """A number that changes with every write."""
         return int(self._sequence[0])
 
     @property
     def version(self) -> int:
-        """Of the newest weights; -1 before the first."""
+        """Version of the newest weights; -1 before the first."""
         return int(self._version[0])
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Readers throw away what they have copied meanwhile."""
+        """Mark what is written meanwhile as unfinished: readers throw away what they have copied of it."""
         self._sequence[0] += 1
         try:
             yield
@@ -80,19 +80,19 @@ class WeightBuffer:
             self._sequence[0] += 1
 
     def write(self, version: int, frames: int, variables: Sequence[float], weights: Array | None = None) -> None:
-        """Everything at once; without ``weights`` those that are there stay (or are changed within ``writing``)."""
+        """Write everything at once; without ``weights`` the old ones stay (or are changed within ``writing``)."""
         with self.writing():
             self.tell(version, frames, variables)
             if weights is not None:
                 self.weights[:] = weights
 
     def tell(self, version: int, frames: int, variables: Sequence[float]) -> None:
-        """For who is ``writing`` the weights themselves."""
+        """Write all but the weights, for who is ``writing`` these."""
         self._version[0], self._frames[0] = version, frames
         self._variables[:] = variables
 
     def read(self) -> Publication:
-        """What was written last, whole."""
+        """Read what was written last, whole."""
         while True:
             before = self.sequence
             if before % 2 == 0:
@@ -104,5 +104,5 @@ class WeightBuffer:
             time.sleep(RETRY_SECONDS)
 
     def read_small(self) -> tuple[int, tuple[float, ...]]:
-        """Frames and variables alone; they may be of two moments."""
+        """Read frames and variables alone; they may be of two moments."""
         return int(self._frames[0]), tuple(np.array(self._variables).tolist())

@@ -24,7 +24,7 @@ log = logging.getLogger("rollmill")
 
 
 def around(env: Env, settings: EnvSettings) -> Env:
-    """The environment with all that the settings add to it."""
+    """Return the environment with all that the settings add to it."""
     try:
         if settings.info:
             env = InfoEnv(env, settings)
@@ -37,7 +37,7 @@ def around(env: Env, settings: EnvSettings) -> Env:
 
 
 def without_around(spec: EnvSpec, settings: EnvSettings) -> EnvSpec:
-    """What the environment alone promises."""
+    """Return what the environment alone promises."""
     added = _added(settings)
     return replace(spec, observation=tuple(f for f in spec.observation if f.name not in added), info=())
 
@@ -48,7 +48,7 @@ def _added(settings: EnvSettings) -> tuple[str, ...]:
 
 
 def previous_field(name: str, action: ActionSpec) -> Field:
-    """How the last action is shown (choices as zeros and ones, side by side; numbers as they are), or its reward."""
+    """Return the field for the last action (choices as zeros and ones, numbers as they are), or for its reward."""
     if name == PREVIOUS_REWARD:
         return Field(name, "float32", (1,))
     if action.discrete:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollmill.core.errors import EnvError, error_text, trace_text
+from rollmill.core.errors import ConfigError, EnvError, error_text, trace_text
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Obs
 from rollmill.core.protocols import Env, StepOut
 from rollmill.core.seeds import Seeds
@@ -263,7 +263,8 @@ class EnvBatch:
         return True
 
     def _outcomes(self, seat: _Seat, reward: Any, terminated: Any, truncated: Any) -> list[Outcome]:
-        """What came of a step, agent by agent, from scalars or one value per agent; ValueError on nonsense."""
+        """Return what came of a step, agent by agent; raises ValueError on nonsense. Each of the three values is one
+        number for all agents or one per agent."""
         if not (is_number(reward) and is_number(terminated) and is_number(truncated)):
             self._refuse(reward=reward, terminated=terminated, truncated=truncated)
         self._rewards[...], self._terminated[...], self._truncated[...] = reward, terminated, truncated
@@ -312,7 +313,7 @@ class EnvBatch:
             self._write_idle(seat, agent, out)
 
     def _recover(self, seat: _Seat, error: BaseException, out: StepOut) -> None:
-        """An env failed in a step: report, replace it, start its next episode."""
+        """Report the failure of an env in a step, replace it, and start its next episode."""
         self._note_fault(seat, STEP, error)
         self._close_env(seat)
         self._build(seat)
@@ -326,8 +327,8 @@ class EnvBatch:
                 if env.spec != self.spec:
                     raise ValueError(f"this instance promises {env.spec}, the run was set up for {self.spec}")
                 return
-            except STOPS:
-                raise
+            except (*STOPS, ConfigError):
+                raise  # settings that do not fit, a missing package: the next try would find the same
             except BaseException as error:  # noqa: BLE001 - as above
                 self._note_fault(seat, MAKE, error)
                 self._close_env(seat)
@@ -399,12 +400,12 @@ class EnvBatch:
         write_opening(records, out.openings_at + at, False, steps, seat.episode)
 
     def _write_idle(self, seat: _Seat, agent: _Agent, out: StepOut) -> None:
-        """The action did not count: a new episode was begun, or the agent waits for the others of its env."""
+        """Write a row in which the action did not count: an episode has begun, or the agent waits for others."""
         write_outcome(out.records, out.outcomes_at + agent.at, 0.0, nan, False, False, False)
         write_opening(out.records, out.openings_at + agent.at, agent.steps == 0, agent.steps, seat.episode)
 
     def _check_observation(self, seat: _Seat, obs: Obs, outcomes: list[Outcome]) -> None:
-        """ValueError where an observation is NaN or infinite, or a mask forbids everything."""
+        """Raise ValueError if an observation is NaN or infinite, or a mask forbids everything."""
         for name, array, flags in self._floats:
             np.isfinite(obs[name], array)
             if 0 in flags:
@@ -431,7 +432,7 @@ class EnvBatch:
                 self._begin_episode(seat, out)
 
     def replay_state(self) -> dict[str, Any]:
-        """Enough to bring every env back to where it is, given that it is deterministic."""
+        """Return enough to bring every env back to where it is, given that it is deterministic."""
         agents = [agent for seat in self._seats for agent in seat.agents]
         return {
             "episode": np.array([seat.episode for seat in self._seats], np.int64),
@@ -488,7 +489,7 @@ class EnvBatch:
         return self._setup.seeds.branch(number)
 
     def _episode_number(self, seat: _Seat) -> int:
-        """The running episode; before the first one, the one to come."""
+        """Return the running episode; before the first one, the one to come."""
         return max(0, seat.episode)
 
     def _episode_seed(self, seat: _Seat) -> int:
@@ -508,18 +509,18 @@ def end_stray_fork(process: int) -> None:
 
 
 def _flags(*shape: int) -> tuple[Array, bytearray]:
-    """Booleans for numpy to write, and the same memory for Python to search: cheaper than asking numpy again."""
+    """Return booleans for numpy to write, and the same memory for Python to search: cheaper than asking numpy again."""
     flags = bytearray(prod(shape))
     return np.frombuffer(flags, bool).reshape(shape), flags
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number, or an array of them; numpy would make numbers of text and of None, too."""
+    """Return whether it is a number, or an array of them; numpy would make numbers of text and of None, too."""
     return type(value) in NUMBERS or np.asarray(value).dtype.kind in "fiub"
 
 
 def _own_statistics(info: Mapping[str, Any], agents: int) -> list[dict[str, float]]:
-    """What an env says about an ended episode, agent by agent, as plain numbers: they may have to travel.
+    """Return what an env says of an ended episode, agent by agent, as plain numbers: they may have to travel.
 
     A number alone is about the episode, and goes with the first agent; else there is one per agent.
     """

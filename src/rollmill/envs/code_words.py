@@ -35,7 +35,7 @@ def _matches(pattern: re.Pattern[str]) -> Rule:
 
 
 def _is_plain(value: Any) -> bool:
-    """Numbers, plain words, and lists and mappings of these."""
+    """Return whether it holds only numbers, plain words, and lists and mappings of these."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     if isinstance(value, Mapping):
@@ -62,7 +62,7 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
 
 
 def code_words(settings: EnvSettings) -> dict[KeyPath, Any]:
-    """Keys below ``env`` whose values name code, a program or a file, with these values."""
+    """Return the keys below ``env`` whose values name code, a program or a file, with these values."""
     tasks = tasks_of(settings)
     if not tasks:
         return _of_single(settings)
@@ -83,7 +83,7 @@ _NO_RULES: Mapping[str, Rule] = {}
 
 
 def odd_arguments(args: Mapping[str, Any], path: KeyPath, rules: Mapping[str, Rule] = _NO_RULES) -> dict[KeyPath, Any]:
-    """Those of some keyword arguments, found at ``path``, that are not harmless: own code may do anything with them."""
+    """Return those keyword arguments, found at ``path``, that are not harmless: own code may do anything with them."""
     leaves = _leaves(args, path)
     return {key: value for key, value in leaves if not rules.get(key[len(path)], _is_plain)(value)}
 

@@ -35,7 +35,7 @@ def _look(pixels: int) -> tuple[int, ...]:
 
 
 def _walk(pixels: int) -> tuple[int, ...]:
-    """Forward, turning."""
+    """Return the action that walks forward, and turns by ``pixels``."""
     return (pixels, 0, 0, 1, 0, 0, 0)
 
 
@@ -130,13 +130,13 @@ class DmLabEnv:
         return reward, not running, False, {} if running else self._info()
 
     def _info(self) -> Mapping[str, Any]:
-        """At an episode's end: whether its level was there. Half of the levels are never made, and ask for nothing."""
+        """Say at an episode's end whether its level was there. Half of them are never made, and ask for nothing."""
         if self._cache is None or not self._cache.found + self._cache.made:
             return {}
         return with_kept({}, not self._cache.made)
 
     def render(self) -> Array | None:
-        """The last image; None before the first ``reset``."""
+        """Return the last image; None before the first ``reset``."""
         return self._last
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class LabCache:
         self.found = self.made = 0
 
     def begin(self, seed: int) -> None:
-        """The next levels are those of an episode with this seed."""
+        """Count the next levels as those of an episode with this seed."""
         self._seed = seed
         self.found = self.made = 0
 

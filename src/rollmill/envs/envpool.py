@@ -88,7 +88,7 @@ class EnvPoolEnv:
     """One environment of a task by itself: every episode has its own seed, at the price of a new pool."""
 
     def __init__(self, *, task: str, num_threads: int = 1, **config: Any) -> None:
-        """As ``EnvPoolVector`` with one lane."""
+        """Take note of what is to be built, as ``EnvPoolVector`` with one lane does."""
         if "num_envs" in config:
             raise ConfigError("env.args.num_envs: sampling.envs_per_worker says how many there are")
         self._pool = EnvPoolVector(1, task=task, num_threads=num_threads, **config)
@@ -128,7 +128,7 @@ def _envpool() -> Any:
 
 
 def _spec(task: str, lanes: int, config: dict[str, Any]) -> Any:
-    """EnvPool's spec of a task; ConfigError where there is no such task or setting, or where it is ours to choose."""
+    """Return EnvPool's spec of a task; raises ConfigError for an unknown task or setting, and one that is ours."""
     envpool = _envpool()
     known = envpool.list_all_envs()
     if task not in known:
@@ -154,5 +154,5 @@ def _build(task: str, config: dict[str, Any]) -> Any:
 
 
 def _frames_per_step(spec: Any) -> int:
-    """The frame skip of games that are seen in frames. A robot's is physics: not counted, as in Gymnasium."""
+    """Return the frame skip of games that are seen in frames. A robot's is physics: not counted, as in Gymnasium."""
     return int(spec.config.frame_skip) if {"frame_skip", "stack_num"} <= set(spec.config._fields) else 1

@@ -32,7 +32,7 @@ _OWN = "episode_stats"
 
 
 def info_field(word: str) -> Field:
-    """The field that a word of ``env.info`` means; ValueError where it means none."""
+    """Return the field that a word of ``env.info`` means; raises ValueError if it means none."""
     match = _WORD.fullmatch(word)
     if match is None:
         raise ValueError(
@@ -45,7 +45,7 @@ def info_field(word: str) -> Field:
 
 
 def info_fields(words: Sequence[str]) -> tuple[Field, ...]:
-    """The fields of all words; ValueError where two of them have one name."""
+    """Return the fields of all words; raises ValueError if two of them have one name."""
     fields = tuple(info_field(word) for word in words if word != LOOSE)
     names = [field.name.removesuffix(TEXT) for field in fields]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -62,7 +62,7 @@ def _sized(field: Field, word: str) -> Field:
 
 
 def flat(info: Mapping[str, Any] | None, prefix: str = "") -> dict[str, Any]:
-    """``info`` without dicts in it: their keys are joined by ``/``."""
+    """Return ``info`` without dicts in it: their keys are joined by ``/``."""
     found: dict[str, Any] = {}
     for key, value in (info or {}).items():
         name = f"{prefix}{key}"
@@ -74,9 +74,9 @@ def flat(info: Mapping[str, Any] | None, prefix: str = "") -> dict[str, Any]:
 
 
 def write_info(field: Field, info: Mapping[str, Any], out: Array) -> None:
-    """One field of all agents, ``[agents, *shape]``; what ``info`` lacks is NaN, or an empty text.
+    """Write one field of all agents, ``[agents, *shape]``; what ``info`` lacks is NaN, or an empty text.
 
-    ValueError for what does not fit; a text is then cut, an array NaN.
+    Raises ValueError for what does not fit; a text is then cut, an array NaN.
     """
     name = field.name.removesuffix(TEXT)
     value = info.get(name)
@@ -102,7 +102,7 @@ def write_info(field: Field, info: Mapping[str, Any], out: Array) -> None:
 
 
 def word_for(name: str, value: Any) -> str | None:
-    """The word of ``env.info`` that fits a value; None where it is nothing that can be kept."""
+    """Return the word of ``env.info`` that fits a value; None where it is nothing that can be kept."""
     if _WORD.fullmatch(name) is None or ":" in name:
         return None
     if isinstance(value, str):
@@ -131,5 +131,5 @@ def note_info(found: dict[str, str], info: Mapping[str, Any] | None) -> None:
 
 
 def texts(rows: Array) -> Array:
-    """Texts of a field of them, ``[n]`` of str, from its bytes ``[n, size]``."""
+    """Read the texts of a field, ``[n]`` of str, from its bytes ``[n, size]``."""
     return np.array([bytes(row).rstrip(b"\0").decode() for row in rows], dtype=np.str_)

@@ -36,7 +36,7 @@ Keys = frozenset[str]
 
 
 def key_name(key: int | str) -> str:
-    """What we call a key that Gymnasium writes as a number or a character."""
+    """Return what we call a key that Gymnasium writes as a number or a character."""
     code = key if isinstance(key, int) else ord(key)
     return NAMES.get(code) or chr(code).lower()
 
@@ -49,7 +49,7 @@ class Keyboard:
 
     @classmethod
     def of(cls, env: Env) -> Keyboard:
-        """As the environment says, or by digits and letters; ConfigError for what one cannot play by keys."""
+        """Read which keys the environment names, or use digits and letters; raises ConfigError if keys will not do."""
         spec = env.spec
         if spec.agents != 1 or spec.action.kind != "discrete":
             what = f"{spec.agents} agents" if spec.agents != 1 else f"{spec.action.kind} actions"
@@ -73,7 +73,7 @@ class Keyboard:
         return sorted({key for keys in self.actions for key in keys})
 
     def choose(self, held: Collection[str], mask: Array | None = None) -> int | None:
-        """The allowed action of as many of the held keys as possible; None where they mean nothing."""
+        """Return the allowed action of as many of the held keys as possible; None where they mean nothing."""
         fitting = [
             (len(keys), action)
             for keys, action in self.actions.items()
@@ -82,7 +82,7 @@ class Keyboard:
         return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
     def text(self) -> str:
-        """All keys with their actions: ``right 0, right+up 1``."""
+        """List all keys with their actions: ``right 0, right+up 1``."""
         order = ("shift", "ctrl", "alt")
         shown = [
             (action, "+".join(sorted(keys, key=lambda key: (key not in order, key))))
@@ -93,7 +93,7 @@ class Keyboard:
 
 
 def _said(env: Env) -> Mapping[Sequence[int | str], Any] | None:
-    """What the environment, or the Gymnasium environment inside, says about keys; None where they say nothing."""
+    """Return what the environment, or the Gymnasium environment inside, says of keys; None where they say nothing."""
     inner = getattr(env, "env", getattr(env, "_env", None))
     if getattr(inner, "has_wrapper_attr", lambda _: False)("get_keys_to_action"):  # wrappers hide what they wrap
         tell = inner.get_wrapper_attr("get_keys_to_action")  # type: ignore[union-attr]

@@ -233,9 +233,8 @@ class EnvInstance:
     worker: int = 0
 
     def port(self, base: int, host: str = "127.0.0.1", udp: bool = False) -> int:
-        """A TCP or UDP port of ``host`` ("": all of them) that is free now: ``base + index``, or the first free one at
-        ``PORT_STRIDE``, twice that ... from it, so that no other instance is given the same one.
-        """
+        """Find a TCP or UDP port of ``host`` ("": all of them) that is free now: ``base + index``, or the first free
+        one at ``PORT_STRIDE``, twice that ... from it, so that no other instance is given the same one."""
         kind = socket.SOCK_DGRAM if udp else socket.SOCK_STREAM
         for port in range(base + self.index, 65536, PORT_STRIDE):
             with socket.socket(type=kind) as probe:
@@ -268,7 +267,7 @@ def make_env(
 def _make_task(
     settings: EnvSettings, instance: EnvInstance, variables: EnvVariables | None, spec: EnvSpec | None
 ) -> Env:
-    """The environment of one task, in the spaces of all."""
+    """Build the environment of one task, in the spaces of all."""
     tasks, number = tasks_of(settings), task_number(settings, instance)
     spaces = []
     for task in tasks if spec is None else ():
@@ -310,7 +309,7 @@ def _make_single(
 
 
 def level_store(settings: EnvSettings) -> LevelStore:
-    """Where the levels of this environment (no suite) are kept (``env.levels.folder``)."""
+    """Return the store in which the levels of this environment (no suite) are kept (``env.levels.folder``)."""
     route = find_route(settings.id)
     entry = NAMED.get(route.entry if route else settings.id)
     if entry is None:
@@ -321,7 +320,7 @@ def level_store(settings: EnvSettings) -> LevelStore:
 
 @contextlib.contextmanager
 def _missing_is_named(name: str) -> Iterator[None]:
-    """What a constructor says about a package that is not there, in one line."""
+    """Say in one line what a constructor says about a package that is not there."""
     import gymnasium as gym
 
     try:
@@ -353,7 +352,7 @@ def make_vector_env(settings: EnvSettings, lanes: int, variables: EnvVariables |
 
 
 def vector_args(settings: EnvSettings) -> dict[str, Any]:
-    """Keyword arguments of the vectorised form. It must truncate by itself, so it is told the limit."""
+    """Return the keyword arguments of the vectorised form. It must truncate by itself, so it is told the limit."""
     ours = settings.id in NAMED or find_route(settings.id) is not None or _is_own(settings.id)
     registered = 0 if ours else _registered(settings.id).max_episode_steps
     limits = [
@@ -363,7 +362,7 @@ def vector_args(settings: EnvSettings) -> dict[str, Any]:
 
 
 def episode_limit(settings: EnvSettings) -> int:
-    """Steps after which every episode ends, as far as that is known before an environment is built; else 0."""
+    """Return the steps after which every episode ends, if that is known before an environment is built; else 0."""
     args = {} if tasks_of(settings) else vector_args(settings)
     return int(args.get("max_episode_steps") or settings.max_episode_steps)
 
@@ -425,12 +424,12 @@ def _find_maker(name: str) -> Callable[..., Any]:
 
 
 def find_route(name: str) -> Route | None:
-    """The adapter that names like this one belong to, if there is one."""
+    """Return the adapter that names like this one belong to, if there is one."""
     return next((route for route in ROUTES if name.startswith(route.prefix)), None)
 
 
 def _is_own(name: str) -> bool:
-    """``module:callable``; ``module:Env-v0`` is a Gymnasium id that the module registers when it is imported."""
+    """Return whether it is ``module:callable``; ``module:Env-v0`` is a Gymnasium id that the module registers."""
     return ":" in name and find_route(name) is None and _FOREIGN_ID.fullmatch(name) is None
 
 
@@ -488,7 +487,7 @@ def _gymnasium_maker(name: str) -> Callable[..., Any]:
 
 
 def _find_vector_maker(name: str) -> Callable[..., Any]:
-    """What is called with ``num_envs`` and the arguments; ConfigError where there is none."""
+    """Return what is called with ``num_envs`` and the arguments; raises ConfigError if there is none."""
     import gymnasium as gym
 
     route = find_route(name)

@@ -103,8 +103,8 @@ class MiniGridEnv:
         self._write(self._first, obs)
 
     def save_level(self) -> bytes:
-        """All that the task has made of the seed: the grid and what lies in it, the mission, who has to verify it, the
-        random numbers that come next."""
+        """Return all that the task has made of the seed: the grid and what lies in it, the mission, who has to verify
+        it, the random numbers that come next."""
         env = self._env
         made = {
             name: value
@@ -140,7 +140,7 @@ class MiniGridEnv:
             self._write_mission(obs["mission"][0], seen["mission"])
 
     def _write_rgb(self, view: Array, symbols: Array) -> None:
-        """``symbols`` say the same: the image is drawn from the grid."""
+        """Write the image, drawn from the grid: ``symbols`` say the same."""
         view[:] = self._env.unwrapped.get_frame(tile_size=self._tile_size, agent_pov=True)  # type: ignore[attr-defined]
 
     def _write_mission(self, view: Array, mission: str) -> None:

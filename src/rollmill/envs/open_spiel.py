@@ -121,7 +121,7 @@ def _load(game: str, parameters: dict[str, Any]) -> Any:
 
 
 def _tensor_of(game: Any, name: str, observation: Observation) -> tuple[Any, tuple[int, ...]]:
-    """How a state shows itself to a player, and the shape of that."""
+    """Return the function that shows a state to a player, and the shape of that."""
     kind = game.get_type()
     has = {
         "information_state": kind.provides_information_state_tensor,

@@ -98,7 +98,7 @@ class OwnProcessEnv:
         self._child.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What the environment had to offer when it was built (names of its choices, for instance)."""
+        """Return what the environment had to offer when it was built (names of its choices, for instance)."""
         offers = self.__dict__.get("_offers", {})
         if name in offers:
             return offers[name]
@@ -114,7 +114,7 @@ class OwnProcessEnv:
         return self._answer(f"{call}()")
 
     def _answer(self, where: str) -> Any:
-        """What comes of a call. What the process prints meanwhile is passed on, or it would have to wait for us."""
+        """Return what comes of a call. What the process prints meanwhile is passed on, or it would wait for us."""
         while True:
             ready = {fd for fd, _ in self._poll.poll()}
             if self._child.output.fd in ready:
@@ -132,7 +132,7 @@ class OwnProcessEnv:
             raise error if isinstance(error, RollmillError) else _with_trace(error, answer)
 
     def _gone(self, where: str) -> EnvError:
-        """It has ended; or has closed the connection, which is as bad."""
+        """Return the error of a process that has ended; or has closed the connection, which is as bad."""
         self._child.end(CLOSE_SECONDS)
         self._print()
         return EnvError(f"the process of {self._name} (pid {self.process_pid}) {self._child.how_it_ended()} in {where}")
@@ -156,7 +156,7 @@ class OwnProcessEnv:
 
 
 def arrays_in(block: SharedBlock, spec: EnvSpec, offsets: Mapping[str, int]) -> Obs:
-    """The observation's fields, ``[agents, *shape]`` each, where both processes see them."""
+    """Return the observation's fields, ``[agents, *shape]`` each, where both processes see them."""
     return {f.name: block.array(f.dtype, (spec.agents, *f.shape), offsets[f.name]) for f in spec.observation}
 
 

@@ -67,7 +67,7 @@ class Server:
         return self._env.render()
 
     def _reply(self, function: Any, *words: Any) -> bool:
-        """(None, what the call gives), or what went wrong and where."""
+        """Reply with (None, what the call gives), or with what went wrong and where."""
         try:
             self._peer.send((None, function(*words)))
         except RollmillError as error:

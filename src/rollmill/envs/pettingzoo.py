@@ -102,7 +102,7 @@ Layout = tuple[tuple[Field, ...], list[Writer], ActionSpec, list[Callable[[Array
 
 
 def _shared(name: str, env: Any, agents: tuple[str, ...]) -> Layout:
-    """The spaces that all agents have; ConfigError where they differ."""
+    """Return the spaces that all agents have; raises ConfigError if they differ."""
     first = agents[0]
     for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
         for agent in agents:
@@ -117,14 +117,14 @@ def _shared(name: str, env: Any, agents: tuple[str, ...]) -> Layout:
 
 
 def _alike(one: Space, other: Space) -> bool:
-    """Bounds of observations may differ: nothing depends on them."""
+    """Return whether two spaces are alike. Bounds of observations may differ: nothing depends on them."""
     if isinstance(one, spaces.Box) and isinstance(other, spaces.Box):
         return one.shape == other.shape and one.dtype == other.dtype
     return bool(one == other)
 
 
 def _padded(name: str, env: Any, agents: tuple[str, ...]) -> Layout:
-    """Vectors as long as the longest, as many actions as the agent with the most has, and a mask of them."""
+    """Return vectors as long as the longest, as many actions as the agent with the most has, and a mask of them."""
     for agent in agents:
         seen, choice = env.observation_space(agent), env.action_space(agent)
         if not isinstance(seen, spaces.Box) or len(seen.shape) != 1 or not isinstance(choice, spaces.Discrete):

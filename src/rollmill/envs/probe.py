@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from rollmill.core.exits import leave
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process import Errand
 from rollmill.core.protocols import Env
+from rollmill.core.terminal import AT_ONCE
 from rollmill.envs.batch import STOPS, random_actions
 from rollmill.envs.info import note_info
 from rollmill.envs.make import make_env
@@ -37,13 +39,12 @@ def probe_here(settings: EnvSettings) -> EnvSpec:
     """Build one env in this process, read its spec, close it."""
     env = build_one(settings)
     spec = env.spec
-    if problem := close_one(env):
-        log.warning("%s: %s", settings.id, problem)
+    close_here(settings.id, env)
     return spec
 
 
 def build_one(settings: EnvSettings) -> Env:
-    """Return one env, of whichever kind; EnvError with the traceback where its constructor fails."""
+    """Return one env, of whichever kind; raises EnvError with the traceback if its constructor fails."""
     try:
         if not settings.vector:
             return make_env(settings)
@@ -57,8 +58,22 @@ def build_one(settings: EnvSettings) -> Env:
         raise EnvError(f"{said}\n{settings.check_hint}\n{trace_text(error)}") from error
 
 
+def close_here(name: str, env: Env) -> None:
+    """Close an env of this process, and log what goes wrong: also that it takes long, as nothing here can end it."""
+    text = "%s: close() has not returned for %g s; no time-out runs in serial mode, Ctrl-C ends the wait"
+    late = threading.Timer(CLOSE_SECONDS, log.warning, (text, name, CLOSE_SECONDS), {"extra": AT_ONCE})
+    late.daemon = True
+    late.start()
+    try:
+        problem = close_one(env)
+    finally:
+        late.cancel()
+    if problem:
+        log.warning("%s: %s", name, problem)
+
+
 def close_one(env: Env) -> str:
-    """Close an env that has served its purpose; what went wrong, or nothing."""
+    """Close an env that has served its purpose; returns what went wrong, or nothing."""
     try:
         env.close()
     except STOPS:
@@ -78,9 +93,9 @@ class Probe:
     def __init__(
         self, settings: EnvSettings, environment: Mapping[str, str], info_steps: int = 0, episode_seconds: float = 0.0
     ) -> None:
-        """``info_steps``: play so many steps at random, and look what ``info`` says (``info``); ``episode_seconds``:
-        play until an episode ends, at most so long, and look what it says then (``statistics``).
-        """
+        """Start a process that builds the environment. ``info_steps``: play so many steps at random, and look what
+        ``info`` says (``info``); ``episode_seconds``: play until an episode ends, at most so long, and look what it
+        says then (``statistics``)."""
         self._settings, self._episode_seconds = settings, episode_seconds
         self.info: dict[str, str] = {}
         """What was found in ``info``, by name: the word of ``env.info`` for it; empty where it cannot be kept."""
@@ -91,7 +106,7 @@ class Probe:
         self._errand = Errand("rollmill.envs.probe", question, environment)
 
     def result(self, timeout: float) -> EnvSpec:
-        """The spec, or an EnvError that says what the constructor did; ``timeout`` 0 waits for ever."""
+        """Return the spec, or raise an EnvError that says what the constructor did; ``timeout`` 0 waits for ever."""
         name, hint = self._settings.id, self._settings.check_hint
         try:
             answer = self._errand.first_line(timeout + self._episode_seconds if timeout else None)
@@ -116,7 +131,7 @@ class Probe:
 
 
 def note_closing(name: str, errand: Errand) -> None:
-    """What an errand asked for is known; give its env a moment to close, so that ports and the like are free again."""
+    """Give an errand's env a moment to close, so that ports and the like are free again: its answer is known."""
     if not errand.ends_within(CLOSE_SECONDS):
         log.warning("%s: close() did not return within %g s; its process was ended", name, CLOSE_SECONDS)
     for line in errand.lines[1:]:
@@ -124,7 +139,7 @@ def note_closing(name: str, errand: Errand) -> None:
 
 
 def answer_about_env(answer_fd: int, look: Callable[[Env, dict[str, Any]], dict[str, Any]]) -> NoReturn:
-    """In a process of its own: build the env of a question, answer with what ``look`` finds, close the env."""
+    """Build the env of a question in a process of its own, answer with what ``look`` finds, close the env."""
     question, reply = begin_errand(answer_fd)
     env = None
     try:
@@ -140,7 +155,7 @@ def answer_about_env(answer_fd: int, look: Callable[[Env, dict[str, Any]], dict[
 
 
 def look_for_info(env: Env, steps: int) -> dict[str, str]:
-    """What ``info`` says while an env is played at random: the word of ``env.info`` for each name.
+    """Play an env at random; return, for each name in ``info``, the word of ``env.info`` for it.
 
     A name whose values are of several kinds, or none that a row can hold, has no word.
     """
@@ -151,8 +166,8 @@ def look_for_info(env: Env, steps: int) -> dict[str, str]:
 
 
 def look_for_statistics(env: Env, seconds: float) -> dict[str, bool] | None:
-    """What an env, played at random, tells of the first episode that ends: names, and whether there is a number for
-    every agent; None where none has ended in time."""
+    """Play an env at random until the first episode ends; return the names of its statistics, and whether there is a
+    number for every agent; None where none has ended in time."""
     begun = time.monotonic()
     for info, over in _play(env):
         if over:
@@ -164,7 +179,7 @@ def look_for_statistics(env: Env, seconds: float) -> dict[str, bool] | None:
 
 
 def _play(env: Env, on_reset: Callable[[], None] = lambda: None) -> Iterator[tuple[Mapping[str, Any], bool]]:
-    """Play at random without end: what ``info`` says at every step, and whether the episode is over."""
+    """Play at random without end: yield what ``info`` says at every step, and whether the episode is over."""
     spec, rng = env.spec, np.random.default_rng(0)
     obs = {f.name: np.zeros((spec.agents, *f.shape), f.dtype) for f in spec.observation}
     for seed in itertools.count():

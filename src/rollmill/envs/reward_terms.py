@@ -35,7 +35,7 @@ class RewardTerms:
         lanes: int = 1,
         variables: Mapping[str, float] | None = None,
     ) -> None:
-        """``usual``: every term and its weight unless ``weights`` says otherwise; ValueError for an unknown one.
+        """Weigh every term as ``usual`` says, unless ``weights`` says otherwise; raises ValueError for an unknown term.
 
         ``variables``: those named ``reward_<term>`` come before both.
         """
@@ -55,7 +55,7 @@ class RewardTerms:
         self._take()
 
     def moves(self, name: str) -> bool:
-        """Whether the term counts now, or may come to count."""
+        """Return whether the term counts now, or may come to count."""
         return bool(self.weights[name]) or name in self._moved
 
     def _take(self) -> None:
@@ -63,7 +63,7 @@ class RewardTerms:
             self.weights[name] = self._variables[PREFIX + name]
 
     def step(self, **values: Array | float) -> Array:
-        """``[lanes]`` float64: the reward of this step, from the values of its terms; one left out is 0."""
+        """Return ``[lanes]`` float64, the reward of this step, from the values of its terms; one left out is 0."""
         reward = np.zeros(self._sums.shape[1])
         for name, value in values.items():
             weighted = self.weights[name] * np.asarray(value, np.float64)
@@ -72,10 +72,10 @@ class RewardTerms:
         return reward
 
     def sums(self, scale: float = 1.0) -> dict[str, Array]:
-        """``[lanes]`` each: what every term has brought since ``reset``, by the name it is logged under."""
+        """Return what every term has brought since ``reset``, ``[lanes]`` each, by the name it is logged under."""
         return {f"{PREFIX}{name}": self._sums[k] * scale for name, k in self._index.items()}
 
     def reset(self, lanes: Array | slice = slice(None)) -> None:
-        """New episodes begin in these lanes."""
+        """Begin new episodes in these lanes."""
         self._sums[:, lanes] = 0.0
         self._take()

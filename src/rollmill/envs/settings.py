@@ -113,7 +113,7 @@ class EnvSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> EnvSettings:
-        """From plain values (``dataclasses.asdict``), as another process has sent them."""
+        """Build them from plain values (``dataclasses.asdict``), as another process has sent them."""
         return cls(**{**values, "levels": LevelSettings(**values["levels"])} if "levels" in values else values)
 
     def __post_init__(self) -> None:

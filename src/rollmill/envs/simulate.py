@@ -64,7 +64,7 @@ class BareLoop:
                 env.reset(self._episode, obs)
 
     def _all_over(self, terminated: Any, truncated: Any) -> bool:
-        """Whether all agents have ended by now; forgets it then."""
+        """Return whether all agents have ended by now; forgets it then."""
         over = self._over
         over |= terminated
         over |= truncated

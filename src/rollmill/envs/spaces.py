@@ -40,14 +40,14 @@ Those of ``batch_writer`` take the observations of all lanes at once, and ``ALL`
 
 
 def observation_layout(space: Space) -> tuple[tuple[Field, ...], Writer]:
-    """Fields of an observation space and the function that writes an observation into them."""
+    """Return the fields of an observation space and the function that writes an observation into them."""
     leaves = _leaves(space)
     write = _nested_writer([(path, _leaf_writer(leaf, field)) for field, path, leaf in leaves])
     return tuple(field for field, _, _ in leaves), write
 
 
 def batch_writer(space: Space, lanes: int) -> Writer:
-    """Writes what a vector env shows, ``space`` batched over ``lanes`` as Gymnasium does it, into all lanes."""
+    """Return a function that writes what a vector env shows, ``space`` batched as Gymnasium does it, into all lanes."""
     return _nested_writer([(path, _batch_leaf_writer(leaf, field, lanes)) for field, path, leaf in _leaves(space)])
 
 
@@ -59,7 +59,7 @@ def _leaves(space: Space) -> list[tuple[Field, tuple[Any, ...], Space]]:
 
 
 def _nested_writer(parts: list[tuple[tuple[Any, ...], Writer]]) -> Writer:
-    """One writer of writers, each for the part of the observation that lies under its path."""
+    """Make one writer of several, each for the part of the observation that lies under its path."""
     if len(parts) == 1 and not parts[0][0]:
         return parts[0][1]
 
@@ -140,7 +140,7 @@ def _batch_leaf_writer(space: Space, field: Field, lanes: int) -> Writer:
 
 
 def box_writer(field: Field) -> Writer:
-    """Writes arrays of the field's shape; dtypes of the same kind are converted."""
+    """Return a function that writes arrays of the field's shape; dtypes of the same kind are converted."""
     name, shape, dtype = field.name, field.shape, np.dtype(field.dtype)
 
     def write(value: Any, obs: Obs, lane: Lane) -> None:
@@ -152,7 +152,7 @@ def box_writer(field: Field) -> Writer:
 
 
 def _checked(value: Any, field: Field, dtype: np.dtype[Any]) -> Array:
-    """The slow path of writing a Box: convert what is harmless, refuse the rest by name."""
+    """Convert what is harmless in a Box, and refuse the rest by name: the slow path of writing it."""
     if value is None:
         raise ValueError(f"observation {field.name!r} is None")
     array = np.asarray(value)
@@ -169,7 +169,7 @@ def _checked(value: Any, field: Field, dtype: np.dtype[Any]) -> Array:
 
 
 def _binary_writer(field: Field) -> Writer:
-    """Zeros and ones of any integer type, or booleans: Gymnasium itself gives int8."""
+    """Return a function that writes zeros and ones of any integer type, or booleans: Gymnasium itself gives int8."""
     name = field.name
 
     def write(value: Any, obs: Obs, lane: Lane) -> None:
@@ -219,7 +219,7 @@ def _batch_one_hot_writer(field: Field, nvec: Array, start: Array, shape: tuple[
 
 
 def action_layout(space: Space) -> tuple[ActionSpec, Callable[[Array], Any]]:
-    """The action spec of a space and the function that turns one stored action into the env's own.
+    """Return the action spec of a space and the function that turns one stored action into the env's own.
 
     Nested spaces become one flat row: all choices of all entries first, then all numbers.
     """
@@ -236,7 +236,7 @@ def action_layout(space: Space) -> tuple[ActionSpec, Callable[[Array], Any]]:
 
 
 def batch_actions(single: Space, batch: Space) -> Callable[[Array], Any]:
-    """Turns stored actions ``[lanes, ...]`` into what a vector env of ``single`` spaces takes: always a copy."""
+    """Return a function that turns stored actions ``[lanes, ...]`` into what a vector env takes: always a copy."""
     if isinstance(single, spaces.Discrete):
         start, dtype = single.start, batch.dtype
         return lambda actions: (actions + start).astype(dtype, copy=False)
@@ -305,7 +305,7 @@ def _number_part(path: tuple[Any, ...], space: spaces.Box) -> _ActionPart:
 
 
 def _joined(space: Space, parts: list[_ActionPart]) -> ActionSpec:
-    """All parts in one spec, choices before numbers."""
+    """Join all parts in one spec, choices before numbers."""
     nvec, start = (tuple(n for part in parts for n in getattr(part, name)) for name in ("nvec", "start"))
     low, high = (tuple(x for part in parts for x in getattr(part, name)) for name in ("low", "high"))
     if not nvec and not low:
@@ -318,7 +318,7 @@ def _joined(space: Space, parts: list[_ActionPart]) -> ActionSpec:
 
 
 def _action_taker(space: Space, parts: list[_ActionPart]) -> Callable[[Array, bool], Any]:
-    """Takes stored rows ``[..., width]`` apart into the nested form; True for rows of several lanes."""
+    """Return a function that nests stored rows ``[..., width]`` again; True is for rows of several lanes."""
     places, choice, number = [], 0, sum(len(part.nvec) for part in parts)
     for part in parts:
         if part.nvec:

@@ -20,7 +20,7 @@ _SEEN = "observation"
 
 
 def waiting_mask(choices: int) -> Array:
-    """``[choices]`` int8: only action 0."""
+    """Return ``[choices]`` int8, the mask that allows only action 0."""
     mask = np.zeros(choices, np.int8)
     mask[0] = 1
     return mask
@@ -76,7 +76,7 @@ class TakingTurns:
         self._env.close()
 
     def _see(self, agent: str) -> dict[str, Any]:
-        """What an agent sees, its mask and whether it moves; whoever waits or is done has only action 0."""
+        """Return what an agent sees, its mask and whether it moves; whoever waits or is done has only action 0."""
         env = self._env
         seen = env.observe(agent)
         own = dict(seen) if isinstance(seen, Mapping) else {_SEEN: seen}
@@ -90,7 +90,7 @@ class TakingTurns:
         return own
 
     def _mask_of(self, agent: str) -> Array:
-        """Environments may tell the mask in ``infos``; without one everything is allowed."""
+        """Return an agent's mask, which environments may tell in ``infos``; without one everything is allowed."""
         choices = int(self._choices[agent].n)
         found = np.asarray(self._env.infos.get(agent, {}).get(MASK_FIELD, np.ones(choices, np.int8)))
         if found.shape != (choices,):

@@ -23,7 +23,7 @@ class EnvVariables(Mapping[str, float]):
     """The variables of one environment, as they stood when its episode began; its constructor is given them."""
 
     def __init__(self, names: Sequence[str], source: Array) -> None:
-        """``source``: ``[len(names)]`` float64, written by whoever sets the variables."""
+        """Read from ``source``, ``[len(names)]`` float64, written by whoever sets the variables."""
         self._index = {name: k for k, name in enumerate(names)}
         self._source = source
         self.values_now: Array = np.array(source, np.float64)
@@ -31,11 +31,11 @@ class EnvVariables(Mapping[str, float]):
 
     @classmethod
     def fixed(cls, values: Mapping[str, float]) -> EnvVariables:
-        """Variables that nobody changes."""
+        """Build variables that nobody changes."""
         return cls(tuple(values), np.array(list(values.values()), np.float64))
 
     def take(self, values: Array | None = None) -> None:
-        """An episode begins: take over the values of this moment, or those it had when it was recorded."""
+        """Take over, as an episode begins, the values of this moment, or those it had when it was recorded."""
         self.values_now[:] = self._source if values is None else values
 
     def __getitem__(self, name: str) -> float:

@@ -44,7 +44,7 @@ class LaneError(ValueError):
 
 
 def vector_spec(env: gym.vector.VectorEnv, settings: EnvSettings) -> EnvSpec:
-    """Return what one lane of a vector env promises; ConfigError where it cannot be used as a batch."""
+    """Return what one lane of a vector env promises; raises ConfigError if it cannot be used as a batch."""
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         raise ConfigError(
@@ -178,7 +178,7 @@ class VectorBatch:
     # -- rows ----------------------------------------------------------------------------------
 
     def _take(self, answer: Any, out: StepArrays) -> Mapping[str, Any]:
-        """Write what a step returned, all but the counters; returns its info. ValueError on nonsense."""
+        """Write what a step returned, all but the counters; returns its info. Raises ValueError on nonsense."""
         if not isinstance(answer, tuple) or len(answer) != 5:
             raise ValueError(
                 f"step() returned {type(answer).__name__}, expected (observations, rewards, terminations, "
@@ -232,7 +232,7 @@ class VectorBatch:
             )
 
     def _check_row(self, out: StepArrays) -> None:
-        """NaN, infinity or a mask that forbids everything: LaneError."""
+        """Raise LaneError for NaN, infinity or a mask that forbids everything."""
         finite = np.isfinite(out.reward)
         if np.count_nonzero(finite) < self.lanes:
             lane = int(np.argmin(finite))
@@ -240,7 +240,7 @@ class VectorBatch:
         self._check_observation(out, out.terminated | out.truncated if self.spec.masked else None)
 
     def _check_observation(self, out: StepArrays, over: Array | None = None) -> None:
-        """``over``: lanes that have nothing to choose, so that their mask may be empty."""
+        """Raise LaneError for a bad observation; the mask of lanes in ``over`` may be empty."""
         for name in self._float_fields:
             finite = np.isfinite(out.obs[name])
             if np.count_nonzero(finite) < finite.size:
@@ -256,7 +256,7 @@ class VectorBatch:
                 raise LaneError(lane, f"{MASK_FIELD} forbids every choice: {mask[lane].tolist()}")
 
     def _tell_statistics(self, info: Mapping[str, Any], ended: Array) -> None:
-        """``info["episode_stats"]``, batched as Gymnasium does it: ``name`` an array, ``_name`` which lanes have it."""
+        """Pass on ``info["episode_stats"]``, batched by Gymnasium: ``name`` an array, ``_name`` whose they are."""
         stats = info.get("episode_stats")
         if not stats:
             return
@@ -281,7 +281,7 @@ class VectorBatch:
         return self._env
 
     def _build(self) -> None:
-        """Build it, as often as the limit allows."""
+        """Build the environment, as often as the limit allows."""
         while True:
             self._setup.watch.enter(self._setup.envs.start, MAKE, self._episode_number(0), 0)
             try:
@@ -334,7 +334,7 @@ class VectorBatch:
             return
 
     def _recover(self, error: BaseException, out: StepArrays) -> None:
-        """A step failed: report, replace the env, start the next episode of every lane; the row does not count."""
+        """Report a failed step, replace the env, start the next episode of every lane; the row does not count."""
         self._note_fault(STEP, error)
         self.close()
         self._build()
@@ -375,16 +375,16 @@ class VectorBatch:
         return fault
 
     def _episode_number(self, lane: int) -> int:
-        """The running episode; before the first one, the one to come."""
+        """Return the running episode; before the first one, the one to come."""
         return max(0, int(self._episode[lane]))
 
     def _seed(self) -> int:
-        """What a reset of all lanes is seeded with now: never twice the same, as episodes are only counted up."""
+        """Return what a reset of all lanes is seeded with now: never twice the same, as episodes only count up."""
         return self._seeds.branch(max(0, int(self._episode.max()))).integer()
 
 
 def _column(name: str, values: Any, lanes: int, kinds: str) -> Array:
-    """One value per lane, or a ValueError that says what came instead."""
+    """Return one value per lane, or raise a ValueError that says what came instead."""
     array = np.asarray(values)
     if array.shape != (lanes,) or array.dtype.kind not in kinds:
         raise ValueError(f"{name} have shape {array.shape} and dtype {array.dtype}, expected one number for each lane")

@@ -6,6 +6,7 @@ with ``experiment/run``.
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import getpass
 import importlib.util
@@ -20,12 +21,13 @@ from rollmill.core.errors import ConfigError, LaunchError, MissingExtraError
 from rollmill.core.process import module_command
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch import board_main
+from rollmill.reports.html.serving import place
 
 _LAST_PORT = 65_535
 
 
 def matching_runs(root: Path, masks: Sequence[str]) -> dict[str, Path]:
-    """``experiment/run`` -> folder of all runs below ``root`` that match one of the masks; no mask: all."""
+    """Return ``experiment/run`` -> folder of all runs below ``root`` that match one of the masks; no mask: all."""
     if not root.is_dir():
         raise ConfigError(f"{root}: there is no such folder of runs")
     found = {}
@@ -37,14 +39,14 @@ def matching_runs(root: Path, masks: Sequence[str]) -> dict[str, Path]:
 
 
 def matches(name: str, mask: str) -> bool:
-    """Whether ``experiment/run`` is meant by a mask."""
+    """Return whether ``experiment/run`` is meant by a mask."""
     experiment, _, run = name.partition("/")
     whole = fnmatch.fnmatchcase(name, mask)
     return whole if "/" in mask else fnmatch.fnmatchcase(run, mask) or fnmatch.fnmatchcase(experiment, mask)
 
 
 def link_runs(folder: Path, runs: Iterable[tuple[str, Path]]) -> list[str]:
-    """Add links for runs that have event files and no link yet; their names."""
+    """Add links for runs that have event files and no link yet; returns their names."""
     added = []
     for name, run in runs:
         events = RunFolder(run).tensorboard
@@ -57,32 +59,30 @@ def link_runs(folder: Path, runs: Iterable[tuple[str, Path]]) -> list[str]:
 
 
 def free_port(host: str, wanted: int) -> int:
-    """The wanted port if it is free, else one of the next hundred. 0: any."""
+    """Return the wanted port if it is free, else one of the next hundred. 0: any."""
     if not 0 <= wanted <= _LAST_PORT:
         raise ConfigError(f"--port {wanted}: ports are numbers up to {_LAST_PORT}; 0 takes any that is free")
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError as error:
-        raise ConfigError(f"--host {host}: there is no such address: {error.strerror or error}") from error
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET  # as TensorBoard chooses it
     last = min(wanted + 99, _LAST_PORT)
     for port in range(wanted, last + 1) if wanted else (0,):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
+                return int(probe.getsockname()[1])
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):  # then no port is of any use
+                raise ConfigError(f"--host {host}: nobody can listen there: {error.strerror or error}") from error
     raise LaunchError(f"no free port between {wanted} and {last} on {host}")
 
 
 def secret_path() -> str:
-    """A path that nobody can guess: what TensorBoard has in the place of a token."""
+    """Return a path that nobody can guess: what TensorBoard has in the place of a token."""
     return f"/{secrets.token_urlsafe(24)}"
 
 
 def start_board(folder: Path, host: str, port: int, path: str) -> subprocess.Popen[bytes]:
-    """TensorBoard over a folder of links; it looks for new ones by itself, and answers below a path alone.
+    """Start TensorBoard over a folder of links; it looks for new ones by itself, and answers below a path alone.
 
     ``folder``: nobody else can enter it, as TensorBoard writes down in its temporary folder how it was started.
     """
@@ -96,9 +96,9 @@ def start_board(folder: Path, host: str, port: int, path: str) -> subprocess.Pop
     )
 
 
-def forwarding(port: int) -> str:
-    """What to type on one's own machine when this one is a login node."""
-    return f"ssh -N -L {port}:127.0.0.1:{port} {_user()}@{socket.getfqdn()}"
+def forwarding(host: str, port: int) -> str:
+    """Return what to type on one's own machine when this one is a login node."""
+    return f"ssh -N -L {port}:{place(host, port)} {_user()}@{socket.getfqdn()}"
 
 
 def _user() -> str:

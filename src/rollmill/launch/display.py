@@ -25,7 +25,7 @@ _ANY_ADDRESS = 0xFFFF
 
 
 def start_display(stack: ExitStack, before_exec: Callable[[], None]) -> dict[str, str]:
-    """Start Xvfb on a free display until ``stack`` closes; the environment variables its clients need.
+    """Start Xvfb on a free display until ``stack`` closes; returns the environment variables its clients need.
 
     It has a session of its own: what signals the run's process group must not take the display away from it.
     """
@@ -59,6 +59,6 @@ def start_display(stack: ExitStack, before_exec: Callable[[], None]) -> dict[str
 
 
 def _authority(cookie: bytes) -> bytes:
-    """The content of an Xauthority file with one key: numbers and texts, each with its length before it."""
+    """Return the content of an Xauthority file with one key: numbers and texts, each with its length before it."""
     parts = (b"", b"", b"MIT-MAGIC-COOKIE-1", cookie)  # address, display, kind of key, key
     return struct.pack(">H", _ANY_ADDRESS) + b"".join(struct.pack(">H", len(part)) + part for part in parts)

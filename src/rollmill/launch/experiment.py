@@ -14,9 +14,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -27,6 +24,7 @@ from typing import Any
 from rollmill.core.config.load import load_config
 from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
+from rollmill.core.imports import look_here, run_file
 from rollmill.core.run_folder import is_folder_name
 from rollmill.core.text import nearest, show
 from rollmill.launch.params import (
@@ -163,7 +161,7 @@ class Experiment:
 
 
 def load_experiment(source: str) -> Experiment:
-    """The experiment that ``grid.yaml``, ``grid.py``, ``package.module``, ``grid.py:NAME`` describes."""
+    """Load the experiment that ``grid.yaml``, ``grid.py``, ``package.module``, ``grid.py:NAME`` describes."""
     if source.endswith((".yaml", ".yml")):
         return read_experiment(Path(source))
     place, colon, name = source.rpartition(":")
@@ -188,11 +186,13 @@ def load_experiment(source: str) -> Experiment:
 def _load_module(source: str) -> ModuleType:
     try:
         if source.endswith(".py"):
-            return _load_file(Path(source))
+            path = Path(source)
+            if not path.is_file():
+                raise ConfigError(f"{path}: there is no such description")
+            return run_file(path.resolve(), "description")
         if not all(word.isidentifier() for word in source.split(".")):
             raise ConfigError(f"{source!r}: a description is a YAML file, path/to/file.py or package.module")
-        if os.getcwd() not in sys.path and "" not in sys.path:
-            sys.path.append(os.getcwd())  # as for a Python script
+        look_here()
         return importlib.import_module(source)
     except ConfigError:
         raise
@@ -205,18 +205,6 @@ def _load_module(source: str) -> ModuleType:
         raise _broken(source, error) from error
     except (Exception, SystemExit) as error:
         raise _broken(source, error) from error  # whatever the user's own code raises is about the description
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"{path}: there is no such description")
-    name = f"rollmill_description_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    assert spec is not None
-    assert spec.loader is not None  # both hold for every .py file
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _broken(source: str, error: Exception | SystemExit) -> ConfigError:
@@ -278,7 +266,7 @@ class _Keys:
 
 @settings
 class _File(_Keys):
-    """All of them, as a file is read: what stands below these two is looked at later."""
+    """All keys, as a file is read: what stands below ``population`` and ``launch`` is looked at later."""
 
     population: dict[str, Any] = field(default_factory=dict)
     launch: dict[str, Any] = field(default_factory=dict)
@@ -286,7 +274,7 @@ class _File(_Keys):
 
 @settings
 class Description(_Keys):
-    """All of them with what stands below: for explanations and for editors."""
+    """All keys with what stands below them: for explanations and for editors."""
 
     population: PbtSettings | None = None
     """Train so many members side by side, whose settings are tuned while they learn, each as a run."""
@@ -316,14 +304,14 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def _common(part: _File | _Command) -> dict[str, Any]:
-    """What a description says about a command, the only one or one of several."""
+    """Return what a description says about a command, the only one or one of several."""
     params = {"params": product([_params(entry) for entry in part.params])} if part.params else {}
     given = {"seeds": part.seeds, "config": part.config, "settings": flat(part.settings), "program": part.program}
     return {**params, **given}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"learning": {"gamma": 1}}`` as ``{"learning.gamma": 1}``; keys that are dotted already stay."""
+    """Return ``{"learning": {"gamma": 1}}`` as ``{"learning.gamma": 1}``; keys that are dotted already stay."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
@@ -334,7 +322,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _params(part: Mapping[str, Any]) -> Params:
-    """One entry of ``params``: a mapping with a single key that says what it is."""
+    """Read one entry of ``params``: a mapping with a single key that says what it is."""
     kinds = {"grid": _grid, "list": _list, "random": _random, "sum": _sum}
     if len(part) != 1 or next(iter(part)) not in kinds:
         raise ConfigError(f"params: expected one of {', '.join(kinds)} in each entry, got {show(dict(part))}")
@@ -355,7 +343,7 @@ def _list(value: Any) -> Params:
 
 
 def _sum(value: Any) -> Params:
-    """Each entry is a list of factors, or one of them."""
+    """Read a sum: each entry is a list of factors, or one of them."""
     if not isinstance(value, list) or not value:
         raise ConfigError(f"sum: expected a list of parameter sets, got {show(value)}")
     return total([product([_params(p) for p in (item if isinstance(item, list) else [item])]) for item in value])
@@ -387,7 +375,7 @@ def _population(value: Mapping[str, Any]) -> PbtSettings:
 
 
 def describe_search(experiment: Experiment) -> dict[str, Any]:
-    """What is needed to plan more trials of a search, as plain values."""
+    """Return what is needed to plan more trials of a search, as plain values."""
     search = experiment.search
     assert search is not None
     plain = {f.name: getattr(search, f.name) for f in fields(search) if f.name != "draws"}
@@ -407,7 +395,7 @@ def describe_search(experiment: Experiment) -> dict[str, Any]:
 
 
 def described_search(value: Mapping[str, Any]) -> Experiment:
-    """The experiment of ``describe_search``."""
+    """Return the experiment that ``describe_search`` has described."""
     return Experiment(**{**value, "search": _search(value["search"])})
 
 

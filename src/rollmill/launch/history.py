@@ -40,7 +40,7 @@ class Entry:
 
 
 def history(experiment: Path) -> list[Entry]:
-    """All starts of all runs of an experiment (or of one run, given its folder), oldest first."""
+    """Return all starts of all runs of an experiment (or of one run, given its folder), oldest first."""
     own = experiment / "diary.json"
     paths = [own] if own.is_file() else sorted(experiment.glob("*/diary.json"))
     if not paths:
@@ -109,5 +109,5 @@ def cells(entry: Entry) -> tuple[str, ...]:
 
 
 def lines(entries: Sequence[Entry]) -> list[str]:
-    """The table as text: the head, and a line for each entry. Times are UTC."""
+    """Return the table as text: the head, and a line for each entry. Times are UTC."""
     return columns([HEAD, *map(cells, entries)])

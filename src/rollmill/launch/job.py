@@ -52,7 +52,7 @@ END_WITH_PARENT = functools.partial(die_with_parent, signal.SIGTERM)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the job; the exit code is the program's."""
+    """Run the job and return the program's exit code."""
     launch = Path(arguments[0])
     if arguments[1] == "--array":
         lines = Path(arguments[2]).read_text(encoding="utf-8").splitlines()
@@ -128,7 +128,7 @@ class Job:
     # --------------------------------------------------------------------------------------------- how to start
 
     def _mode(self, attempt: int) -> str:
-        """What is in the folder decides: a finished run is not repeated, a checkpoint is gone on from."""
+        """Decide by what is in the folder: a finished run is not repeated, a checkpoint is gone on from."""
         if not within(FOLDER_SECONDS, lambda: not is_locked(self.folder.path / ".lock")):
             raise _BusyError(f"{self.folder.path}: still in use by the program of an earlier attempt")
         if not has_run_folder(self.spec["command"]):
@@ -191,17 +191,17 @@ class Job:
     # --------------------------------------------------------------------------------------------- how it ended
 
     def _on_end(self, number: int, _frame: FrameType | None) -> None:
-        """Schedulers, and ``launch cancel``, signal the whole group: the program has got it as well."""
+        """Note the signal: schedulers, and ``launch cancel``, send it to the whole group, the program included."""
         self._ended_by = signal.Signals(number).name
 
     def _on_warning(self, _number: int, _frame: FrameType | None) -> None:
-        """The time limit is near: end the program, and go back into the queue."""
+        """End the program, and go back into the queue: the time limit is near."""
         self._ended_by, self._requeue = "SIGUSR1", bool(job_id())
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
 
     def _reason(self, code: int, number: int, before: Mapping[str, Any] | None) -> str:
-        """Why it ended; ``before`` is what the run's folder said when the attempt began."""
+        """Return why it ended; ``before`` is what the run's folder said when the attempt began."""
         if code == 0:
             return ""
         state = self.folder.read_state()
@@ -218,12 +218,12 @@ class Job:
 
 
 def has_checkpoint(folder: RunFolder) -> bool:
-    """Whether there is something to resume from."""
+    """Return whether there is something to resume from."""
     return any(folder.checkpoints.glob("*.ckpt"))
 
 
 def job_id(environment: Mapping[str, str] | None = None) -> str:
-    """The scheduler's name for this job; empty outside one. It stays the same when the job is requeued."""
+    """Return the scheduler's name for this job; empty outside one. It stays the same when the job is requeued."""
     environment = os.environ if environment is None else environment
     array = environment.get("SLURM_ARRAY_JOB_ID")
     if array:

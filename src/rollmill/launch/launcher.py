@@ -25,7 +25,7 @@ Tell = Callable[[Sequence[RunStatus]], None]
 
 
 def make_backend(settings: LaunchSettings) -> BackEnd:
-    """The back end that the settings name; it also looks after jobs that were handed to another one before."""
+    """Make the back end that the settings name; it also looks after jobs that another one was handed before."""
     return _ByKind(settings)
 
 
@@ -124,7 +124,7 @@ def _merged(records: LaunchRecords, runs: list[RunRecord]) -> list[RunRecord]:
 
 
 def settings_of(plan: PlanRecord, overrides: Sequence[str] = ()) -> LaunchSettings:
-    """The settings a launch was made with, and what is changed now."""
+    """Return the settings a launch was made with, and what is changed now."""
     return load_config(LaunchSettings, [], overrides, base=plan.launch)
 
 
@@ -147,7 +147,7 @@ class Launcher:
         self._sleep = sleep
 
     def run(self, tell: Tell = lambda _: None) -> list[RunStatus]:
-        """Until nothing is left to do; ``tell`` gets all runs after every look."""
+        """Work until nothing is left to do; ``tell`` gets all runs after every look."""
         while True:
             statuses = self.tick()
             tell(statuses)
@@ -156,7 +156,7 @@ class Launcher:
             self._sleep(self.settings.poll_seconds or self.backend.poll_seconds)
 
     def tick(self) -> list[RunStatus]:
-        """One look: write down what was found, start what there is room for."""
+        """Look once: write down what was found, start what there is room for."""
         statuses = self.look()
         self._remember(statuses)
         if self._start(statuses):
@@ -167,7 +167,7 @@ class Launcher:
         return look(self.records, self.plan, self.backend, self.settings.retries)
 
     def reset_failures(self) -> list[str]:
-        """Let runs that failed or were cancelled be tried again; their names."""
+        """Let runs that failed or were cancelled be tried again; returns their names."""
         again = []
         for status in self.look():
             if status.state not in ("failed", "cancelled"):
@@ -184,15 +184,15 @@ class Launcher:
         self.records.set_cancelled(name, False)
 
     def may_start(self, run: RunRecord) -> bool:
-        """Whether a run that waits may be started now, if there is room."""
+        """Return whether a run that waits may be started now, if there is room."""
         return True
 
     def room(self, active: int, waiting: int) -> int:
-        """How many runs may be started beside those that are ``active``."""
+        """Return how many runs may be started beside those that are ``active``."""
         return max(0, self.backend.capacity - active) if self.backend.capacity else waiting
 
     def _remember(self, statuses: Sequence[RunStatus]) -> None:
-        """Handles of jobs that an earlier launcher started and could not write down."""
+        """Write down handles of jobs that an earlier launcher started and could not write down."""
         for status in statuses:
             if status.active and status.handle is not None:
                 old = self.records.submission(status.run.name)

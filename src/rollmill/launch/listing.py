@@ -72,7 +72,7 @@ class RunRow:
 
 
 def list_runs(root: Path, words: Sequence[str] = ()) -> list[RunRow]:
-    """All runs below ``root`` that every word fits, the newest first."""
+    """Return all runs below ``root`` that every word fits, the newest first."""
     if not root.is_dir():
         raise ConfigError(f"{root}: there is no such folder of runs; --root names another one")
     rows = [describe(folder, root) for folder in run_folders(root)]
@@ -87,7 +87,7 @@ Refuse = Callable[[Path, str], None]
 def run_folders(
     folder: Path, deeper: int = DEEPEST, wanted: Callable[[Path], bool] = is_run, refuse: Refuse | None = None
 ) -> Iterator[Path]:
-    """Run folders below a folder; what lies in a run belongs to it. ``wanted``: look for others, or more.
+    """Yield the folders of runs below a folder; what lies in a run belongs to it. ``wanted``: look for others, or more.
 
     ``refuse``: told of what is not looked into; without it a folder that cannot be read is an ``OSError``.
     """
@@ -120,7 +120,7 @@ def _refuse(path: Path, error: OSError, refuse: Refuse | None) -> None:
 
 
 def _why_not_deeper(path: Path) -> str:
-    """Why nobody looks into a folder; empty where nothing can be missing for it."""
+    """Return why nobody looks into a folder; empty where nothing can be missing for it."""
     if path.is_symlink():
         return "it is a link to a folder; links are followed to runs and stores alone"
     try:
@@ -131,7 +131,7 @@ def _why_not_deeper(path: Path) -> str:
 
 
 def fits(texts: Sequence[str], name: str, words: Sequence[str]) -> bool:
-    """Whether every word is meant: a part of one of ``texts``, or a pattern of names (``doom*``)."""
+    """Return whether every word is meant: a part of one of ``texts``, or a pattern of names (``doom*``)."""
     return all(
         _matches(name, word) if glob.has_magic(word) else any(word.lower() in text.lower() for text in texts)
         for word in words
@@ -139,12 +139,12 @@ def fits(texts: Sequence[str], name: str, words: Sequence[str]) -> bool:
 
 
 def _matches(name: str, mask: str) -> bool:
-    """A pattern may be about ``experiment/run``, or about one of the two."""
+    """Return whether a pattern fits; it may be about ``experiment/run``, or about one of the two."""
     return any(fnmatch.fnmatchcase(part, mask) for part in (name, *name.split("/")))
 
 
 def describe(folder: Path, root: Path) -> RunRow:
-    """One run; what cannot be read is left out."""
+    """Describe one run; what cannot be read is left out."""
     run = RunFolder(folder)
     try:
         found = look_at(folder)
@@ -174,7 +174,7 @@ def describe(folder: Path, root: Path) -> RunRow:
 
 
 def standing(folder: Path, kind: str, saved: Mapping[str, Any]) -> str:
-    """How a run stands; ``saved``: what its ``state.json`` says, empty where there is none."""
+    """Return how a run stands; ``saved``: what its ``state.json`` says, empty where there is none."""
     state = str(saved.get("state", ""))
     if state not in ("", "running"):
         return state  # the lock is left alone: whoever starts the run again must find it free
@@ -186,7 +186,7 @@ def standing(folder: Path, kind: str, saved: Mapping[str, Any]) -> str:
 
 
 def _is_reported(folder: Path) -> bool:
-    """Whether the last stage of a world model is done."""
+    """Return whether the last stage of a world model is done."""
     try:
         record = json.loads((folder / "stages" / "report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -195,7 +195,7 @@ def _is_reported(folder: Path) -> bool:
 
 
 def _changed(run: RunFolder, saved: Mapping[str, Any]) -> float:
-    """When it last said something: the end that was written down, or its newest file."""
+    """Return when it last said something: the end that was written down, or its newest file."""
     try:
         told = datetime.fromisoformat(str(saved["time"])).timestamp()
     except (KeyError, ValueError):
@@ -208,7 +208,7 @@ def _changed(run: RunFolder, saved: Mapping[str, Any]) -> float:
 
 
 def find_all(words: Sequence[str], root: Path) -> list[Path]:
-    """The folders of several runs, each named as for ``find_run`` or by a pattern of names; none of them twice."""
+    """Find the folders of several runs, each named as for ``find_run`` or by a pattern; none of them twice."""
     found: dict[Path, None] = {}
     for word in words:
         if not glob.has_magic(word):
@@ -226,7 +226,7 @@ def _by_name(root: Path) -> dict[str, Path]:
 
 
 def find_run(word: str, root: Path) -> Path:
-    """The folder of a run, given as such, as ``experiment/run`` or by its name alone where that is unique."""
+    """Find the folder of a run, given as such, as ``experiment/run`` or by its name alone where that is unique."""
     for path in (Path(word), root / word):
         if is_run(path):
             return path
@@ -260,7 +260,7 @@ class Comparison:
 
 
 def compare(one: Path, two: Path, root: Path) -> Comparison:
-    """Settings that differ, and results; ConfigError where the settings of a run cannot be read."""
+    """Compare the settings and results of two runs. Raises ConfigError if the settings of a run cannot be read."""
     saved = [read_saved(RunFolder(folder).config) for folder in (one, two)]
     changed = {key: pair for key, pair in differences(*saved).items() if key not in _PLACE}
     rows = [describe(folder, root if folder.is_relative_to(root) else folder.parent) for folder in (one, two)]
@@ -271,7 +271,7 @@ def compare(one: Path, two: Path, root: Path) -> Comparison:
 
 
 def _facts(row: RunRow) -> dict[str, Any]:
-    """What came of a run: state, how far it is, and its last metrics."""
+    """Return what came of a run: state, how far it is, and its last metrics."""
     last = last_row(RunFolder(row.folder).metrics) or {}
     metrics = {name: number_of(last, name) for name in SHOWN}
     known = {name: value for name, value in metrics.items() if value is not None}

@@ -16,7 +16,7 @@ _MOST = 20
 
 
 def measure(folders: Iterable[Path]) -> Measured:
-    """Medians over the runs in these folders (the first twenty that have metrics)."""
+    """Return medians over the runs in these folders (the first twenty that have metrics)."""
     rates, sizes, used = [], [], []
     for folder in folders:
         row = last_row(RunFolder(folder).metrics)
@@ -36,7 +36,7 @@ def measure(folders: Iterable[Path]) -> Measured:
 
 
 def measure_like(run: Path) -> Measured:
-    """From one run that the user names."""
+    """Measure one run that the user names."""
     found = measure([run])
     if not found.source:
         raise ConfigError(f"--like {run}: not the folder of a run with metrics")

@@ -183,7 +183,7 @@ class RandomSearch(Params):
 
 
 def rounded(value: float) -> float:
-    """Four digits: enough for a search, and they fit into the name of a folder."""
+    """Round to four digits: enough for a search, and they fit into the name of a folder."""
     return float(f"{value:.4g}")
 
 
@@ -214,7 +214,7 @@ class _Sum(Params):
 
 
 def _combined(factors: Sequence[Iterable[Any]]) -> Iterator[tuple[Any, ...]]:
-    """``itertools.product``, but one by one: that would first make lists of all its factors, however long they are."""
+    """Yield the same as ``itertools.product``, which would first make lists of all its factors, however long."""
     if not factors:
         yield ()
         return
@@ -224,12 +224,12 @@ def _combined(factors: Sequence[Iterable[Any]]) -> Iterator[tuple[Any, ...]]:
 
 
 def product(parts: Sequence[Params]) -> Params:
-    """The product of any number of sets; of none: one setting that changes nothing."""
+    """Return the product of any number of sets; of none: one setting that changes nothing."""
     return _Product(tuple(parts)) if parts else ParamList([{}])
 
 
 def total(parts: Sequence[Params]) -> Params:
-    """One set after the other."""
+    """Return one set after the other, as one set."""
     return _Sum(tuple(parts))
 
 

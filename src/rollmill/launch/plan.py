@@ -85,7 +85,7 @@ Check = Callable[[PlannedRun], RunFacts]
 
 
 def make_plan(experiment: Experiment, root: Path, check: Check) -> Plan:
-    """The plan; ConfigError with one line per problem if any of its runs could not be started."""
+    """Make the plan. Raises ConfigError, one line per problem, if any of its runs could not be started."""
     folder = root / experiment.name
     runs: list[PlannedRun] = []
     for command in experiment.commands or (experiment,):
@@ -107,7 +107,7 @@ def make_plan(experiment: Experiment, root: Path, check: Check) -> Plan:
 def plan_trials(
     experiment: Experiment, root: Path, check: Check, trials: Sequence[tuple[int, Setting]]
 ) -> tuple[PlannedRun, ...]:
-    """The runs of trials (number, settings) of a search: each with every seed."""
+    """Plan the runs of trials (number, settings) of a search: each with every seed."""
     runs = []
     for number, setting in trials:
         group = f"trial-{number:03d}"
@@ -120,7 +120,7 @@ def plan_trials(
 
 
 def plan_members(experiment: Experiment, root: Path, check: Check) -> tuple[PlannedRun, ...]:
-    """The runs of a population: each is told which member it is, where it meets the others, and a seed of its own."""
+    """Plan the runs of a population: each is told its number, where it meets the others, and a seed of its own."""
     assert experiment.population is not None
     (seed,) = experiment.seed_list()
     folder, members = root / experiment.name, experiment.population.members
@@ -145,7 +145,7 @@ def _refuse_fixed(experiment: Experiment, settings: Sequence[Setting]) -> None:
 def _planned(
     command: Experiment, experiment: Path, name: str, group: str, setting: Setting, params: Setting
 ) -> PlannedRun:
-    """``experiment``: its folder."""
+    """Plan one run; ``experiment``: the experiment's folder."""
     verb, folder = describe(command.program), experiment / name
     assert verb is not None, "the description was checked"
     files = (*map(str, command.config), *([str(setting[CONFIG])] if CONFIG in setting else []))
@@ -166,7 +166,7 @@ def _planned(
 
 
 def _filled(program: Sequence[str], values: Mapping[str, Any]) -> tuple[tuple[str, ...], set[str]]:
-    """The words of a program with ``{KEY}`` filled in, and the keys that were; others in braces stay."""
+    """Fill ``{KEY}`` in the words of a program; returns them and the keys that were used; others in braces stay."""
     used: set[str] = set()
 
     def fill(found: re.Match[str]) -> str:
@@ -189,7 +189,7 @@ def _refuse_collisions(runs: Sequence[PlannedRun]) -> None:
 
 
 def _checked(runs: Sequence[PlannedRun], check: Check) -> tuple[PlannedRun, ...]:
-    """The runs with their facts. A problem that many runs share is told once."""
+    """Return the runs with their facts. A problem that many runs share is told once."""
     made: list[PlannedRun] = []
     problems: dict[str, list[str]] = {}
     for run in runs:
@@ -211,7 +211,7 @@ def _checked(runs: Sequence[PlannedRun], check: Check) -> tuple[PlannedRun, ...]
 
 
 def override(key: str, value: Any) -> str:
-    """``key=value`` as ``load_config`` reads it back."""
+    """Return ``key=value`` as ``load_config`` reads it back."""
     return f"{key}={_value_text(value)}"
 
 
@@ -238,7 +238,7 @@ def _value_text(value: Any) -> str:
 
 
 def command_text(words: Iterable[str]) -> str:
-    """For a shell."""
+    """Return words as a line for a shell."""
     return shlex.join(words)
 
 
@@ -246,7 +246,7 @@ def command_text(words: Iterable[str]) -> str:
 
 
 def name_runs(settings: Sequence[Setting], alone: str) -> Iterable[tuple[str, str, Setting, Setting]]:
-    """(name, group, whole setting, what differs) of every run; ``alone`` names a group that differs in nothing."""
+    """Yield (name, group, whole setting, what differs) of each run; ``alone`` names a group that differs in nothing."""
     differing = differing_keys(settings)
     for setting in settings:
         group = _shortened("_".join(name_parts(setting, differing)) or alone)
@@ -256,19 +256,19 @@ def name_runs(settings: Sequence[Setting], alone: str) -> Iterable[tuple[str, st
 
 
 def differing_keys(settings: Sequence[Setting]) -> list[str]:
-    """Keys whose values are not the same in all settings, the seed apart."""
+    """Return keys whose values are not the same in all settings, the seed apart."""
     keys = dict.fromkeys(key for setting in settings for key in setting)
     return [key for key in keys if key != SEED and _differs(key, settings)]
 
 
 def name_parts(setting: Setting, keys: Sequence[str]) -> list[str]:
-    """``["gamma-0.99", "CartPole-v1"]``: what a name says about the values of these keys."""
+    """Return what a name says about the values of these keys: ``["gamma-0.99", "CartPole-v1"]``."""
     labels = _labels(keys)
     return [part for key in keys if key in setting and (part := _part(key, setting[key], labels))]
 
 
 def _storable(value: Any) -> Any:
-    """Paths as text: plans and reports are JSON."""
+    """Return paths as text: plans and reports are JSON."""
     return str(value) if isinstance(value, Path) else value
 
 
@@ -278,7 +278,7 @@ def _differs(key: str, settings: Sequence[Setting]) -> bool:
 
 
 def _labels(keys: Sequence[str]) -> dict[str, str]:
-    """The last word of each key, or as many as tell it from the others."""
+    """Return the last word of each key, or as many as tell it from the others."""
     labels = {}
     for key in keys:
         words = key.split(".")
@@ -332,7 +332,7 @@ class Total:
 
 
 def total_of(plan: Plan, parallel: int, measured: Measured) -> Total:
-    """The sum over all runs; ``hours`` with ``parallel`` of them at the same time."""
+    """Return the sum over all runs; ``hours`` with ``parallel`` of them at the same time."""
     frames = sum(run.facts.frames for run in plan.runs)
     rate = plan.expect.frames_per_s or measured.frames_per_s
     size = plan.expect.run_mb * 1e6 or measured.run_bytes

@@ -36,16 +36,19 @@ class PopulationLauncher(Launcher):
         return statuses
 
     def may_start(self, run: RunRecord) -> bool:
-        """Not before the round is decided that it waits for."""
+        """Return whether the round is decided that the run waits for."""
         return not self.exchange.reported(self.exchange.newest + 1, self._members[run.name])
 
     def room(self, active: int, waiting: int) -> int:
-        """An array of its own for everybody who goes on would have a limit of its own."""
+        """Return how many members may be started; arrays share one limit.
+
+        Every array job has a limit of its own, and whoever goes on is in another one.
+        """
         limit = self.settings.at_once if self.backend.batch else 0
         return max(0, limit - active) if limit else super().room(active, waiting)
 
     def _follow(self, statuses: Sequence[RunStatus]) -> bool:
-        """Say who is lost, decide if nobody else is left to do so, and bring the lost back; whether anything is new."""
+        """Say who is lost, decide if nobody else is left to, bring the lost back; returns whether anything is new."""
         before = self.exchange.newest
         back = [status for status in statuses if self._lost(status, before)]
         now = self.exchange.decide()
@@ -57,7 +60,7 @@ class PopulationLauncher(Launcher):
         return bool(back) or now != before
 
     def _lost(self, status: RunStatus, newest: int) -> bool:
-        """Whether a run may be tried again, since a round has given it other weights; else it is lost to the next."""
+        """Return whether a run may be tried again, as a round gave it other weights; else tell the next it is lost."""
         member = self._members[status.run.name]
         if status.state not in ("failed", "cancelled") or self.exchange.reported(newest + 1, member):
             return False
@@ -70,7 +73,7 @@ class PopulationLauncher(Launcher):
 
 
 def told(exchange: Exchange, experiment: Path) -> list[str]:
-    """How a population stands, in a line or two."""
+    """Say how a population stands, in a line or two."""
     entries, about = exchange.entries(), exchange.about()
     newest = exchange.decided(exchange.newest)
     assert newest is not None, "a round that was decided stays"

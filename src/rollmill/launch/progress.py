@@ -20,7 +20,7 @@ _BLOCK = 1 << 16
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
-    """The last whole row of a ``metrics.jsonl``, without reading the rest; None before there is one."""
+    """Return the last whole row of a ``metrics.jsonl``, without reading the rest; None before there is one."""
     try:
         with open(path, "rb", opener=plain_file) as file:
             size = file.seek(0, os.SEEK_END)
@@ -39,7 +39,7 @@ def last_row(path: Path) -> dict[str, Any] | None:
 
 
 def number_of(row: Mapping[str, Any], metric: str) -> float | None:
-    """A metric of a row; None where the row has none, or no number."""
+    """Return a metric of a row; None where the row has none, or no number."""
     value = row.get(metric)
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
@@ -53,7 +53,7 @@ class Curve:
 
 
 def read_curve(path: Path, metric: str) -> Curve:
-    """The metric wherever a row has it as a number."""
+    """Read the metric wherever a row has it as a number."""
     curve = Curve([], [])
     try:
         for line in read_lines(path):
@@ -89,7 +89,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def parsed_row(line: bytes) -> dict[str, Any] | None:
-    """A line of ``metrics.jsonl`` with its end; None for what is no whole row."""
+    """Parse a line of ``metrics.jsonl`` with its end; None for what is no whole row."""
     if not line.endswith(b"\n"):
         return None
     try:

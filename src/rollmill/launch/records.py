@@ -169,7 +169,7 @@ class LaunchRecords:
     # ----------------------------------------------------------------------------------------------- trials
 
     def trials(self) -> list[Trial]:
-        """Those of a search, in their order; each was written before the next one."""
+        """Return the trials of a search, in their order; each was written before the next one."""
         found: list[Trial] = []
         while (value := _read(path := self._trial_path(len(found)))) is not None:
             with _naming(path):
@@ -240,7 +240,7 @@ class LaunchRecords:
             os.close(descriptor)
 
     def launcher_alive(self) -> bool:
-        """Whether a launcher holds the lock."""
+        """Return whether a launcher holds the lock."""
         return is_locked(self.folder / ".lock")
 
     # -------------------------------------------------------------------------------------------------- jobs
@@ -249,7 +249,7 @@ class LaunchRecords:
         return self.folder / "attempts" / run
 
     def attempts(self, run: str) -> list[Attempt]:
-        """All starts of a run, oldest first."""
+        """Return all starts of a run, oldest first."""
         folder = self.attempts_folder(run)
         names = os.listdir(folder) if folder.is_dir() else []
         numbers = sorted(int(name.removesuffix(".json")) for name in names if name.endswith(".json") and name[0] != ".")
@@ -268,7 +268,7 @@ class LaunchRecords:
         return self.attempts_folder(run) / f"{attempt}.log"
 
     def job_alive(self, run: str) -> bool:
-        """Whether a job of this run holds its lock: on this host surely, on others as far as the file system tells."""
+        """Return whether a job of this run holds its lock: surely on this host, else as the file system tells."""
         return is_locked(self.attempts_folder(run) / ".lock")
 
 
@@ -285,7 +285,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock of this file, which may be somebody else's: reading it is enough."""
+    """Return whether a living process holds the lock of this file; being able to read it is enough."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO in its place must not wait
     except (FileNotFoundError, NotADirectoryError):
@@ -311,7 +311,7 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Turns what is missing from a record, or too much in it, into an error that names the file."""
+    """Turn what is missing from a record, or too much in it, into an error that names the file."""
     try:
         yield
     except (TypeError, KeyError, ValueError) as error:
@@ -319,7 +319,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _run_record(value: Mapping[str, Any]) -> RunRecord:
-    """A run as a plan has it, whose values are what they must be: others may have written the file."""
+    """Return a run as a plan has it, whose values are what they must be: others may have written the file."""
     run = RunRecord(**{**value, "command": tuple(value["command"])})
     texts = (run.name, run.group, run.folder, *run.command)
     if not all(isinstance(text, str) for text in texts) or not isinstance(run.params, dict):

@@ -57,7 +57,7 @@ class Search:
 
 
 def suggest(search: Search, trials: Sequence[Trial]) -> Setting:
-    """The settings of the next trial."""
+    """Return the settings of the next trial."""
     optuna = _optuna()
     if search.sampler == "tpe":
         sampler: Any = optuna.samplers.TPESampler(
@@ -71,7 +71,7 @@ def suggest(search: Search, trials: Sequence[Trial]) -> Setting:
 
 
 def hopeless(search: Search, trials: Sequence[Trial], trial: Trial) -> bool:
-    """Whether the pruner would end a running trial, by what it and the others have reached after each part."""
+    """Return whether the pruner would end a running trial, by what it and the others have reached after each part."""
     if search.pruner == "none" or all(value is None for value in trial.parts):
         return False
     optuna = _optuna()
@@ -87,14 +87,14 @@ def hopeless(search: Search, trials: Sequence[Trial], trial: Trial) -> bool:
 
 
 def best(search: Search, trials: Sequence[Trial]) -> Trial | None:
-    """The finished trial with the best value."""
+    """Return the finished trial with the best value."""
     finished = [trial for trial in trials if trial.state == "finished" and trial.value is not None]
     choose = min if search.lower_is_better else max
     return choose(finished, key=lambda trial: trial.value or 0.0, default=None)
 
 
 def _study(search: Search, trials: Sequence[Trial], sampler: Any = None) -> Any:
-    """A study of Optuna's with all trials so far."""
+    """Return a study of Optuna's with all trials so far."""
     optuna = _optuna()
     study = optuna.create_study(
         study_name="search", direction="minimize" if search.lower_is_better else "maximize", sampler=sampler
@@ -131,7 +131,7 @@ def _distribution(draw: Draw) -> Any:
 
 
 def _value(draw: Draw, drawn: Any) -> Any:
-    """What a run is told: of a choice the value, a float with as many digits as a name has room for."""
+    """Return what a run is told: of a choice the value, a float with as many digits as a name has room for."""
     if isinstance(draw, Choice):
         return draw.values[drawn]
     return drawn if isinstance(draw, Integers) else min(max(rounded(drawn), draw.low), draw.high)
@@ -142,7 +142,7 @@ def _drawn(draw: Draw, value: Any) -> Any:
 
 
 def part_means(frames: Sequence[float], values: Sequence[float], total: int) -> list[float | None]:
-    """The mean of a metric in each part that a run has been through; where there is none, that of the part before."""
+    """Return the mean of a metric in each part that a run has been through; of none, that of the part before."""
     means: list[float | None] = []
     for part in range(1, PARTS + 1):
         start, end = total * (part - 1) / PARTS, total * part / PARTS

@@ -72,7 +72,7 @@ class SearchLauncher(Launcher):
     # ------------------------------------------------------------------------------------------ choosing
 
     def _choose(self) -> int:
-        """Choose settings for as many trials as there is room for; how many."""
+        """Choose settings for as many trials as there is room for; returns how many."""
         running = sum(trial.state == "running" for trial in self.trials)
         count = max(0, min(self._parallel - running, self.search.trials - len(self.trials)))
         for _ in range(count):
@@ -97,7 +97,7 @@ class SearchLauncher(Launcher):
     # ------------------------------------------------------------------------------------------- judging
 
     def _judge(self, statuses: Sequence[RunStatus]) -> int:
-        """Write down what running trials have reached, and end those without hope; how many have ended."""
+        """Write down what running trials have reached, end those without hope; returns how many have ended."""
         by_name = {status.run.name: status for status in statuses}
         ended = 0
         for trial in [trial for trial in self.trials if trial.state == "running"]:
@@ -147,7 +147,7 @@ class SearchLauncher(Launcher):
 
 
 def _nested(params: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"learning.gamma": 1}`` as ``{"learning": {"gamma": 1}}``, the form of a file; a file among them stays out."""
+    """Return ``{"learning.gamma": 1}`` as ``{"learning": {"gamma": 1}}``, as in a file; ``config`` is left out."""
     tree: dict[str, Any] = {}
     for key, value in params.items():
         *blocks, last = key.split(".")
@@ -165,7 +165,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def told(search: Search, trials: Sequence[Trial], settings: Path) -> list[str]:
-    """What a search has found, in a line or two."""
+    """Say what a search has found, in a line or two."""
     counts = {
         state: sum(trial.state == state for trial in trials) for state in ("running", "finished", "pruned", "failed")
     }

@@ -73,7 +73,7 @@ class RunStatus:
 
 
 def look(records: LaunchRecords, plan: PlanRecord, jobs: Jobs, retries: int) -> list[RunStatus]:
-    """All runs, in the order of the plan. Only reads."""
+    """Return how all runs stand, in the order of the plan. Only reads."""
     submissions = {run.name: records.submission(run.name) for run in plan.runs}
     asked = {name: s.handle for name, s in submissions.items() if s.count}
     statuses = jobs.status(records, asked)
@@ -88,7 +88,10 @@ def look(records: LaunchRecords, plan: PlanRecord, jobs: Jobs, retries: int) -> 
 
 
 def _still_alive(records: LaunchRecords, run: str, jobs: Jobs) -> JobStatus:
-    """The run holds its lock though its job has ended: another job of it is alive, or its node was given up early."""
+    """Return where a run stands that holds its lock though its job has ended.
+
+    Another job of it is alive, or its node was given up early.
+    """
     found = jobs.status(records, {run: None})[run]
     attempts = records.attempts(run)
     host = attempts[-1].process.host if attempts else ""
@@ -98,7 +101,7 @@ def _still_alive(records: LaunchRecords, run: str, jobs: Jobs) -> JobStatus:
 def run_status(
     records: LaunchRecords, run: RunRecord, submission: Submission, job: JobStatus | None, retries: int
 ) -> RunStatus:
-    """One run."""
+    """Return how one run stands."""
     attempts = records.attempts(run.name)
     folder = RunFolder(Path(run.folder))
     failures = _failures(attempts, submission) if job is None or job.stage == "ended" else 0
@@ -151,7 +154,7 @@ def _state(
 
 
 def _before(attempts: Sequence[Attempt]) -> str:
-    """Why the attempt before the one under way ended."""
+    """Return why the attempt before the one under way ended."""
     ended = [attempt for attempt in attempts if attempt.failed][:-1]
     return f"before: {ended[-1].reason or 'killed'}" if ended else ""
 
@@ -166,7 +169,7 @@ def why(attempts: Sequence[Attempt], job: JobStatus | None) -> str:
 
 
 def _failures(attempts: Sequence[Attempt], submission: Submission) -> int:
-    """How often the run failed. An attempt that its scheduler started again is not a failure."""
+    """Return how often the run failed. An attempt that its scheduler started again is not a failure."""
     bad = 0
     for attempt, following in zip(attempts, [*attempts[1:], None]):
         requeued = following is not None and attempt.job and attempt.job == following.job
@@ -178,7 +181,7 @@ def _failures(attempts: Sequence[Attempt], submission: Submission) -> int:
 
 
 def _metrics(folder: RunFolder, run: RunRecord, state: State) -> dict[str, Any]:
-    """What the last row of metrics says, and where a run has ended, which may be before its first row."""
+    """Return what the last row of metrics says, and where a run has ended, which may be before its first row."""
     row = last_row(folder.metrics) or {}
     ended = position(folder.read_state() or {}) if state == "finished" else None
     if not row and ended is None:
@@ -197,6 +200,6 @@ def _metrics(folder: RunFolder, run: RunRecord, state: State) -> dict[str, Any]:
 
 
 def count_states(statuses: Sequence[RunStatus]) -> Mapping[str, int]:
-    """How many runs are in which state; states without any are left out."""
+    """Return how many runs are in which state; states without any are left out."""
     counts = Counter(status.state for status in statuses)
     return {state: counts[state] for state in STATES if counts[state]}

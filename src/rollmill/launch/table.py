@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollmill.core.terminal import printable
-from rollmill.core.text import columns
+from rollmill.core.text import columns, counted
 from rollmill.launch.status import STATES, RunStatus, count_states
 
 STYLES = {"running": "green", "queued": "cyan", "waiting": "dim", "failed": "bold red", "cancelled": "yellow"}
@@ -37,38 +37,38 @@ def cells(status: RunStatus) -> tuple[str, ...]:
 
 
 def first_line(text: str) -> str:
-    """What is wrong; a traceback below it is in the log."""
+    """Return what is wrong; a traceback below it is in the log."""
     return text.strip().partition("\n")[0][:_REASON]
 
 
 def plain(statuses: Sequence[RunStatus]) -> str:
-    """For files and pipes: columns of text, and below it what failed."""
+    """Return the table for files and pipes: columns of text, and below it what failed."""
     return "\n".join([*columns([HEAD, *map(cells, statuses)]), "", summary(statuses), *tails(statuses)])
 
 
 def tails(statuses: Sequence[RunStatus]) -> list[str]:
-    """The last lines of what every failed run said."""
+    """Return the last lines of what every failed run said."""
     found: list[str] = []
     for status in statuses:
         if status.state == "failed" and status.tail:
-            head = f"\n{status.run.name} failed ({status.attempts} attempts); the end of its output:"
+            head = f"\n{status.run.name} failed ({counted(status.attempts, 'attempt')}); the end of its output:"
             found += [head, *(f"    {line}" for line in status.tail.splitlines())]
     return found
 
 
 def summary(statuses: Sequence[RunStatus]) -> str:
-    """``12 runs: 2 running, 10 finished; 120,000 of 500,000 frames, about 3h20m left``."""
+    """Return ``12 runs: 2 running, 10 finished; 120,000 of 500,000 frames, about 3h20m left``."""
     counts = ", ".join(f"{count} {state}" for state, count in count_states(statuses).items())
     frames = sum(status.frames or 0 for status in statuses)
     wanted = sum(status.run.frames for status in statuses)
     limit = f" of {wanted:,}" if wanted else ""
     left = seconds_left(statuses)
     rest = "" if left is None else f", about {duration(left)} left"
-    return f"{len(statuses)} run{'s' * (len(statuses) != 1)}: {counts}; {frames:,}{limit} frames{rest}"
+    return f"{counted(len(statuses), 'run')}: {counts}; {frames:,}{limit} frames{rest}"
 
 
 def seconds_left(statuses: Sequence[RunStatus]) -> float | None:
-    """Until all runs are done, if it goes on at the rate of those that run now; None where nobody can tell."""
+    """Return the seconds until all runs are done, at the rate of those that run now; None where nobody can tell."""
     open_runs = [status for status in statuses if not status.settled]
     rate = sum(status.frames_per_s or 0.0 for status in open_runs if status.state == "running")
     if not rate or not all(status.run.frames for status in open_runs):
@@ -77,7 +77,7 @@ def seconds_left(statuses: Sequence[RunStatus]) -> float | None:
 
 
 def rich_table(statuses: Sequence[RunStatus], limit: int) -> RenderableType:
-    """For a terminal with room for ``limit`` rows: what needs attention comes first."""
+    """Return the table for a terminal with room for ``limit`` rows: what needs attention comes first."""
     table = Table(box=None, pad_edge=False)
     for name in HEAD:
         right = name in ("frames", "return", "frames/s", "left", "try")

@@ -44,19 +44,19 @@ VERBS: dict[tuple[str, ...], Verb] = {
 
 
 def verb_of(program: Sequence[str]) -> tuple[str, ...] | None:
-    """``("world", "run")`` of ``["rollmill", "world", "run", ...]``; None for a program of one's own."""
+    """Return ``("world", "run")`` of ``["rollmill", "world", "run", ...]``; None for a program of one's own."""
     if not program or program[0] != "rollmill":
         return None
     return next((verb for verb in VERBS if tuple(program[1 : 1 + len(verb)]) == verb), tuple(program[1:2]))
 
 
 def describe(program: Sequence[str]) -> Verb | None:
-    """How a program is told its place; None for a verb that cannot be launched."""
+    """Return how a program is told its place; None for a verb that cannot be launched."""
     verb = verb_of(program)
     return TRAIN if verb is None else VERBS.get(verb)
 
 
 def has_run_folder(command: Sequence[str]) -> bool:
-    """Whether the folder of a run says how its command has ended."""
+    """Return whether the folder of a run says how its command has ended."""
     found = describe(command)
     return found is None or found.has_run_folder

@@ -122,13 +122,13 @@ class Appo:
         return self._report(batch, epochs)
 
     def _rows_anywhere(self, batch: Batch) -> int:
-        """Rows to learn from, of all ranks: they step together, each with what it has."""
+        """Return how many rows there are to learn from on all ranks: they step together, each with what it has."""
         if self._ranks.count == 1:
             return batch.rows
         return int(self._ranks.total(torch.tensor([float(batch.rows)], device=self.device)))
 
     def _prepare(self, batch: Batch) -> Pieces:
-        """Targets for the whole batch (GAE), or segments to compute them on in passing (V-trace)."""
+        """Compute targets for the whole batch (GAE), or leave segments whole to compute them later (V-trace)."""
         s = self.settings
         if s.targets == "vtrace":
             return whole_segments(batch)
@@ -145,7 +145,7 @@ class Appo:
         return cut_pieces(batch, length, advantage, target)
 
     def _optimize(self, minibatch: Pieces) -> None:
-        """One optimizer step: gradients, a look at their norm, and only then the update."""
+        """Take one optimizer step: compute gradients, look at their norm, and only then update."""
         metrics = self._step.gradients(minibatch)
         self._sums.add(metrics)
         if not math.isfinite(self._step.grad_norm(metrics)):
@@ -154,7 +154,10 @@ class Appo:
         self.optimizer_steps += 1
 
     def _finish(self, batch: Batch) -> None:
-        """Only now may the scaling of observations change: acting and learning saw the same one."""
+        """Update the scaling of observations and count the batch.
+
+        The scaling may change only now: acting and learning saw the same one.
+        """
         rows = {name: x[:-1] for name, x in batch.obs.items()}
         with shared_moments(self._ranks, self.model.observation_moments):
             self.model.update_normalizer(rows, batch.valid)
@@ -165,7 +168,7 @@ class Appo:
     # -- rates and stops -----------------------------------------------------------------------
 
     def _set_rates(self, progress: float) -> None:
-        """Learning rate and weight of exploration at this point of the run."""
+        """Set the learning rate and the weight of exploration for this point of the run."""
         s = self.settings
         if s.lr_schedule != "kl_adaptive":
             self._rate = Schedule(s.learning_rate, s.lr_end, s.lr_schedule).at(progress)
@@ -183,7 +186,7 @@ class Appo:
         return Schedule(s.entropy_coefficient, s.entropy_end, "linear").at(progress)
 
     def _moved_enough(self, before: Sums) -> bool:
-        """Whether the mean KL since ``before`` passed ``target_kl``."""
+        """Return whether the mean KL since ``before`` passed ``target_kl``."""
         target = self.settings.target_kl
         return bool(target) and self._sums.since(before)["kl"] > target
 
@@ -195,7 +198,10 @@ class Appo:
         raise stopped_by_nan(self, f"first seen in {place}", self.optimizer_steps + 1)
 
     def _ranks_say(self, place: str) -> str:
-        """All ranks have come here, for gradients are shared; where it began is what one of them knows."""
+        """Return ``place``, and where each rank stopped if there are several.
+
+        All ranks have come here, for gradients are shared; where it began is what one of them knows.
+        """
         if self._ranks.count == 1:
             return place
         told = zip(self._ranks.present, self._ranks.gather_notes(place), strict=True)
@@ -244,7 +250,7 @@ class Appo:
         self.publish()
 
     def set_back(self) -> None:
-        """A batch could not be learnt from: go back to the weights that act, which are the ones that are judged.
+        """Go back to the weights that act, which are the ones that are judged: a batch could not be learnt from.
 
         What the optimizer has gathered came from the same batches, so it begins anew, as do the alarms.
         """
@@ -272,7 +278,7 @@ class Appo:
         self._board.publish(self.model, self.version)
 
     def counts(self) -> dict[str, float]:
-        """Every segment is learnt from once: there is nothing to count."""
+        """Return nothing: every segment is learnt from once, so there is nothing to count."""
         return {}
 
     # -- checkpoints ---------------------------------------------------------------------------

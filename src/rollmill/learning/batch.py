@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from torch import Tensor
 from rollmill.core.fields import Array
 from rollmill.core.slots import OBS
 from rollmill.learning.settings import LearningSettings
+
+Rows = TypeVar("Rows", Array, Tensor, Array | Tensor)
 
 
 @dataclass
@@ -39,9 +42,9 @@ class Batch:
     stale: int  # how many would be, if they were not too long ago
 
 
-def own_rows(segments: Mapping[str, Array | Tensor], policy_id: int) -> Array | Tensor:
-    """``[T, B]`` bool: the action counted and was this policy's own."""
-    own: Array | Tensor = segments["valid"][:-1] & (segments["policy_id"][:-1] == policy_id)
+def own_rows(segments: Mapping[str, Rows], policy_id: int) -> Rows:
+    """Return ``[T, B]`` bool, whether the action counted and was this policy's own."""
+    own: Rows = segments["valid"][:-1] & (segments["policy_id"][:-1] == policy_id)
     return own
 
 
@@ -106,7 +109,7 @@ class Pieces:
     target: Tensor  # [R, N] in units of the return; likewise
 
     def select(self, columns: Tensor | slice) -> Pieces:
-        """Some of the columns; a slice gives views, an index copies."""
+        """Return some of the columns; a slice gives views, an index copies."""
         return Pieces(
             obs={name: x[:, columns] for name, x in self.obs.items()},
             state=self.state[columns],
@@ -114,7 +117,7 @@ class Pieces:
         )
 
     def clone(self) -> Pieces:
-        """A copy with memory of its own."""
+        """Return a copy with memory of its own."""
         fields = {name: getattr(self, name).clone() for name in (*_ROW_FIELDS, "state")}
         return Pieces(obs={name: x.clone() for name, x in self.obs.items()}, **fields)
 
@@ -130,7 +133,7 @@ _ROW_FIELDS = ("first", "value", "action", "log_prob", "reward", "terminated", "
 
 
 def whole_segments(batch: Batch) -> Pieces:
-    """Pieces of full length with the bootstrap row kept, for V-trace: obs, first, value are ``[T + 1, B]``."""
+    """Return pieces of full length with the bootstrap row kept, for V-trace: obs, first, value are ``[T + 1, B]``."""
     blank = torch.zeros_like(batch.reward)
     return Pieces(
         obs=batch.obs,
@@ -174,7 +177,7 @@ def cut_pieces(batch: Batch, length: int, advantage: Tensor, target: Tensor) -> 
 
 
 def minibatches(pieces: Pieces, count: int, generator: torch.Generator, compact: bool = True) -> Iterator[Pieces]:
-    """Shuffled minibatches; if ``compact``, columns without a single row that counts are left out."""
+    """Yield shuffled minibatches; if ``compact``, columns without a single row that counts are left out."""
     if compact:
         columns = pieces.valid.any(dim=0).nonzero().squeeze(1)
     else:

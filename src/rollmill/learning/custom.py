@@ -165,7 +165,10 @@ class CustomLearner:
 
 
 def build_custom(parts: LearnerParts) -> CustomLearner:
-    """The learner that ``learning.custom`` names; ConfigError where it is none, or does not take its arguments."""
+    """Build the learner that ``learning.custom`` names.
+
+    Raises ConfigError if it is none, or does not take its arguments.
+    """
     target, args = parts.settings.custom, parts.settings.custom_args
     assert target is not None
     found = import_object(target, "learning.custom", lambda x: isinstance(x, type) and issubclass(x, CustomLearner))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.slots import OBS
+from rollmill.learning.batch import own_rows
 from rollmill.learning.settings import LearningSettings
 from rollmill.store.episode import EpisodeInfo
 from rollmill.store.format.schema import Column, StoreSchema
@@ -42,7 +43,7 @@ class Transitions:
         return self.weight is not None
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of them by name."""
+        """Return all tensors by name."""
         named = {"action": self.action, "reward": self.reward, "discount": self.discount}
         named |= {f"observation {name!r}": x for name, x in self.obs.items()}
         named |= {f"next observation {name!r}": x for name, x in self.next_obs.items()}
@@ -111,7 +112,7 @@ class Experience:
         reward = segments["reward"] * np.float32(s.reward_scale)
         if s.reward_clip:
             reward = reward.clip(-s.reward_clip, s.reward_clip)
-        valid = segments["valid"][:-1] & (segments["policy_id"][:-1] == policy_id)
+        valid = own_rows(segments, policy_id)
         for lane, start, stop in stretches(valid):
             rows = slice(start, stop)
             columns = {name: segments[name][rows, lane] for name in (*self._observed, "action", "version")}
@@ -127,7 +128,10 @@ class Experience:
         return int(np.count_nonzero(valid))
 
     def _memory_columns(self, segments: Mapping[str, Array], lane: int, start: int, stop: int) -> dict[str, Array]:
-        """A stretch begins with a rollout, whose state the policy has noted, or with an episode, where it is zero."""
+        """Return the columns from which a stretch gets the policy's state (memory) before its first row.
+
+        A stretch begins with a rollout, whose state the policy has noted, or with an episode, where it is zero.
+        """
         assert self._sequences is not None
         opens = segments["step"][start:stop, lane] == 0
         state = np.zeros((stop - start, self._sequences.state_size), np.float32)
@@ -136,9 +140,10 @@ class Experience:
         return {STATE: state, OPENS: opens}
 
     def draw(self, updates: int, count: int, n_step: int, device: torch.device) -> list[Transitions]:
-        """What ``updates`` updates learn from, ``count`` random rows each with replacement (or as many in sequences).
+        """Draw what ``updates`` updates learn from: ``count`` random rows each (or sequences of as many).
 
-        In one go: what several updates need is gathered, and brought to the device, by one call each.
+        Rows are drawn with replacement. What several updates need is gathered, and brought to the device, by one call
+        each.
         """
         if self._sequences is not None:
             return self._draw_sequences(updates, max(1, count // self._sequences.length), device)
@@ -178,7 +183,7 @@ class Experience:
         return found
 
     def updates_at_once(self, count: int) -> int:
-        """For how many updates rows are drawn in one go."""
+        """Return for how many updates rows are drawn in one go."""
         row = self.buffer.schema.row_bytes + sum(c.row_bytes for c in self.buffer.schema.obs_columns)
         return max(1, CHUNK_BYTES // max(1, row * count))
 
@@ -190,7 +195,7 @@ class Experience:
 
 
 def _parts(rows: Array, count: int, device: torch.device, axis: int = 0) -> tuple[Tensor, ...]:
-    """Rows on the device, cut into parts of ``count`` along an axis."""
+    """Bring rows to the device and cut them into parts of ``count`` along an axis."""
     own = torch.from_numpy(rows)
     if device.type != "cpu":
         own = own.pin_memory().to(device, non_blocking=True)
@@ -198,7 +203,7 @@ def _parts(rows: Array, count: int, device: torch.device, axis: int = 0) -> tupl
 
 
 def stretches(valid: Array) -> Iterator[tuple[int, int, int]]:
-    """(lane, start, stop) of all unbroken runs of True in ``[T, B]``, lane by lane."""
+    """Yield (lane, start, stop) of all unbroken runs of True in ``[T, B]``, lane by lane."""
     edge = np.zeros((1, valid.shape[1]), np.int8)
     change = np.diff(np.concatenate([edge, valid.astype(np.int8), edge]), axis=0).T  # [B, T + 1]
     lane, start = np.nonzero(change > 0)

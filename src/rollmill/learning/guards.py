@@ -24,7 +24,7 @@ class ValueCollapseError(RollmillError):
 
 
 def explain_non_finite(model: ActorCritic, pieces: Pieces, terms: Mapping[str, float]) -> str:
-    """Where the first NaN or infinity of a minibatch is, in words; ``terms``: parts of its loss."""
+    """Say in words where the first NaN or infinity of a minibatch is; ``terms``: parts of its loss."""
     inputs = {f"observation {name!r}": x for name, x in pieces.obs.items()}
     inputs |= {name: getattr(pieces, name) for name in ("reward", "log_prob", "value", "action", "advantage")}
     return finite.explain_non_finite(model, lambda: model.unroll(pieces.obs, pieces.first, pieces.state), inputs, terms)
@@ -33,7 +33,7 @@ def explain_non_finite(model: ActorCritic, pieces: Pieces, terms: Mapping[str, f
 def stopped_by_nan(
     learner: Learner, what: str, optimizer_step: int | None = None, kept: str = "The weights were"
 ) -> NonFiniteError:
-    """The error that ends learning; ``what`` is known of the place, and what was ``kept`` as it was before the step."""
+    """Return the error that ends learning. ``what``: known of the place; ``kept``: what is as before the step."""
     step = "" if optimizer_step is None else f", optimizer step {optimizer_step}"
     return finite.non_finite(
         f"while learning (policy {learner.policy_id}, batch {learner.version + 1}{step})", what, kept
@@ -91,7 +91,7 @@ class Alarms:
             )
 
     def state(self) -> dict[str, int]:
-        """How long each alarm has lasted: a run that goes on must stop where it would have stopped."""
+        """Return how long each alarm has lasted: a run that goes on must stop where it would have stopped."""
         return {"collapsed": self._collapsed, "steep": self._steep}
 
     def load_state(self, state: Mapping[str, int]) -> None:

@@ -16,7 +16,7 @@ Number = float | Tensor
 
 
 def ppo_policy_loss(log_ratio: Tensor, advantages: Tensor, clip: Number) -> Tensor:
-    """Clipped surrogate loss per sample, to be minimised.
+    """Return the clipped surrogate loss per sample, to be minimised.
 
     ``log_ratio``: new minus old log-probability of the action taken. Once the ratio has left
     ``[1 - clip, 1 + clip]`` in the direction the advantage asks for, the gradient is 0.
@@ -27,7 +27,7 @@ def ppo_policy_loss(log_ratio: Tensor, advantages: Tensor, clip: Number) -> Tens
 
 
 def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip: Number | None = None) -> Tensor:
-    """Half the squared error per sample, all in the same units (usually those of normalised returns).
+    """Return half the squared error per sample, all in the same units (usually those of normalised returns).
 
     With ``clip`` the larger of this error and that of a value moved at most ``clip`` from the old one.
     """
@@ -43,7 +43,7 @@ def _within(x: Tensor, low: Any, high: Any) -> Tensor:
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``x`` where ``mask`` is True; 0 (with zero gradient) where nothing is.
+    """Return the mean of ``x`` where ``mask`` is True; 0 (with zero gradient) where nothing is.
 
     Masked entries are never read: a NaN there does no harm.
     """
@@ -52,7 +52,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ratio_metrics(log_ratio: Tensor, clip: Number) -> tuple[Tensor, Tensor, Tensor]:
-    """Per sample: an estimate of KL(old || new), whether the ratio was clipped (0 or 1), its distance from 1.
+    """Return per sample an estimate of KL(old || new), whether the ratio was clipped (0 or 1), its distance from 1.
 
     The estimate is ``ratio - 1 - log_ratio`` (Schulman's k3): from actions of the old policy, its mean is the
     divergence; it is never negative and of low variance.

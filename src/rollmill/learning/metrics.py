@@ -30,7 +30,7 @@ class Sums:
         return other
 
     def since(self, before: Sums) -> dict[str, float]:
-        """Means over the minibatches that came after ``before`` was copied."""
+        """Return means over the minibatches that came after ``before`` was copied."""
         part = Sums(self._names)
         part._count = self._count - before._count
         part._total = self._total
@@ -39,7 +39,7 @@ class Sums:
         return part.means()
 
     def means(self) -> dict[str, float]:
-        """Means over minibatches; the moments of targets and errors become metrics of the value function."""
+        """Return means over minibatches; the moments of targets and errors become metrics of the value function."""
         means = dict.fromkeys(self._names, 0.0)  # not a single row counted
         if self._total is not None and self._count:
             means = dict(zip(self._names, (self._total / self._count).tolist(), strict=True))
@@ -50,7 +50,7 @@ class Sums:
 
 @torch.no_grad()
 def row_sums(columns: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Sums of ``columns`` over the rows where ``mask`` is True, then of the squares of the last two; float64 [k + 2].
+    """Return sums of ``columns`` where ``mask`` is True, then of the squares of the last two; float64 ``[k + 2]``.
 
     All at once, because a small network's step costs as many microseconds as it has operations. Moments, unlike
     variances, add up over micro-batches. Masked entries are never read: a NaN there does no harm.
@@ -60,10 +60,11 @@ def row_sums(columns: Sequence[Tensor], mask: Tensor) -> Tensor:
 
 
 def _value_metrics(m: Mapping[str, float]) -> dict[str, float]:
-    """``explained_variance``: 1 is a perfect value function, 0 no better than a constant, negative worse.
+    """Turn moments of targets and errors into the metrics of the value function.
 
-    It is 0 where the targets have no variance, because then it is not defined. The deviations of targets
-    and of errors are in units of the return.
+    ``explained_variance``: 1 is a perfect value function, 0 no better than a constant, negative worse. It is 0 where
+    the targets have no variance, because then it is not defined. The deviations of targets and of errors are in units
+    of the return.
     """
     spread = max(0.0, m["target_square"] - m["target"] ** 2)
     error = max(0.0, m["error_square"] - m["error"] ** 2)

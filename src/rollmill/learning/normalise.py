@@ -12,7 +12,7 @@ EPSILON = 1e-8
 
 @torch.no_grad()
 def normalise_advantages(advantages: Tensor, mask: Tensor, ranks: Ranks | None = None) -> Tensor:
-    """Advantages with mean 0 and deviation 1 over the rows where ``mask`` is True (of all ranks); 0 elsewhere.
+    """Scale advantages to mean 0 and deviation 1 where ``mask`` is True (of all ranks); 0 elsewhere.
 
     Equal advantages (a single row among them) become 0. The sums run in float64: in float32 the
     rounding error of the mean alone would be blown up to the size of real advantages.

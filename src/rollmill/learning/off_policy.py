@@ -14,6 +14,7 @@ import numpy as np
 
 from rollmill.core.fields import Array
 from rollmill.learning.appo import Appo
+from rollmill.learning.batch import own_rows
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
@@ -44,7 +45,7 @@ class OffPolicyAppo(Appo):
     def train(self, segments: Mapping[str, Any], progress: float = 0.0) -> dict[str, float]:
         """Take in segments ``[T + 1, B, ...]``, if there are any, and learn from batches as often as is due."""
         reports: list[dict[str, float]] = []
-        lanes = np.flatnonzero(self._own(segments).any(axis=0)) if segments else np.zeros(0, np.int64)
+        lanes = np.flatnonzero(own_rows(segments, self.policy_id).any(axis=0)) if segments else np.zeros(0, np.int64)
         for lane in lanes.tolist():
             while not self.buffer.may_add() and self._replay(reports, progress):
                 pass
@@ -57,11 +58,6 @@ class OffPolicyAppo(Appo):
         if segments and not reports:
             self.buffer.missed()
         return _means(reports)
-
-    def _own(self, segments: Mapping[str, Array]) -> Array:
-        """Rows that count and are this policy's, ``[T, B]``."""
-        own: Array = segments["valid"][:-1] & (segments["policy_id"][:-1] == self.policy_id)
-        return own
 
     def _replay(self, reports: list[dict[str, float]], progress: float) -> bool:
         """Learn from one batch, if one is due."""
@@ -77,16 +73,15 @@ class OffPolicyAppo(Appo):
         return True
 
     def _priority(self, segment: Mapping[str, Array]) -> float:
-        """Mean size of the temporal-difference errors of the values as predicted when acting."""
+        """Return the mean size of its own temporal-difference errors, with values as predicted when acting; or 1."""
         if not self._by_priority:
             return 1.0
         s, value = self.settings, segment["value"]
         reward = segment["reward"][:-1] * s.reward_scale
         if s.reward_clip:
             reward = reward.clip(-s.reward_clip, s.reward_clip)
-        valid = segment["valid"][:-1]
         error = reward + s.gamma * np.where(segment["terminated"][:-1], 0.0, value[1:]) - value[:-1]
-        return float(np.abs(error[valid]).mean())
+        return float(np.abs(error[own_rows(segment, self.policy_id)]).mean())
 
     def counts(self) -> dict[str, float]:
         return self.buffer.counts()
@@ -103,7 +98,7 @@ class OffPolicyAppo(Appo):
 
 
 def _means(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of every metric, over the batches that have it."""
+    """Return the mean of every metric over the batches that have it; the largest value of a metric ``*_max``."""
     found: dict[str, list[float]] = defaultdict(list)
     for report in reports:
         for name, value in report.items():

@@ -42,16 +42,16 @@ class Ranks(Protocol):
         """How many take part."""
 
     def total(self, x: Tensor) -> Tensor:
-        """Sum over all ranks, elementwise; shared. ``x`` may be changed."""
+        """Return the sum over all ranks, elementwise; shared. ``x`` may be changed."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """``[count, *x.shape]``: the tensors of those present in their order; shared."""
+        """Return ``[count, *x.shape]``, the tensors of those present in their order; shared."""
 
     def gather_notes(self, note: Any) -> list[Any]:
-        """What every rank has to say (JSON values), in the order of those present; shared."""
+        """Return what every rank has to say (JSON values), in the order of those present; shared."""
 
     def from_first(self, tree: Tree) -> Tree:
-        """What rank 0 gives (``core.tree_file``), on every rank; what the others give is not looked at."""
+        """Return on every rank what rank 0 gives (``core.tree_file``); what the others give is not looked at."""
 
     def regroup(self) -> None:
         """Go on with those that are left, after a LostRankError: all of them call this."""
@@ -77,7 +77,7 @@ class SingleRank:
         return tree
 
     def regroup(self) -> None:
-        """There is nobody else."""
+        """Do nothing: there is nobody else."""
 
 
 # -- what a training step shares --------------------------------------------------------------------
@@ -108,7 +108,7 @@ def share_gradients(ranks: Ranks, model: nn.Module, metrics: Tensor, rows: Tenso
 
 @contextlib.contextmanager
 def shared_moments(ranks: Ranks, module: nn.Module) -> Iterator[None]:
-    """Running moments inside ``module`` take in what *all* ranks show theirs within this context.
+    """Let the running moments inside ``module`` take in what *all* ranks show theirs within this context.
 
     Before it they are equal on all ranks, inside each rank updates its own, after it they are equal again; and as
     they were before it where a rank is lost meanwhile.
@@ -127,7 +127,10 @@ def shared_moments(ranks: Ranks, module: nn.Module) -> Iterator[None]:
 
 
 def _merge_moments(ranks: Ranks, found: list[RunningMoments], before: list[tuple[Tensor, Tensor, Tensor]]) -> None:
-    """Each rank's gain over ``before`` is a sum over its new rows (about the old mean): gains add up."""
+    """Add what each rank's moments took in since ``before`` to those of all ranks.
+
+    Each rank's gain over ``before`` is a sum over its new rows (about the old mean): gains add up.
+    """
     gains = []
     for m, (count, mean, var) in zip(found, before, strict=True):
         shift = m.mean - mean
@@ -144,7 +147,7 @@ def _merge_moments(ranks: Ranks, found: list[RunningMoments], before: list[tuple
 
 @torch.no_grad()
 def shared_mean_and_deviation(ranks: Ranks, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation (float64) of ``x`` over the rows of all ranks where ``mask`` is True."""
+    """Return the mean and deviation (float64) of ``x`` over the rows of all ranks where ``mask`` is True."""
     x = torch.where(mask, x, 0.0).double()
     count = mask.sum().double()
     mean = x.sum() / count.clamp(min=1)
@@ -158,7 +161,10 @@ def shared_mean_and_deviation(ranks: Ranks, x: Tensor, mask: Tensor) -> tuple[Te
 
 @torch.no_grad()
 def require_equal(ranks: Ranks, model: nn.Module, where: str) -> None:
-    """RankError unless all ranks hold the same weights and buffers, bit for bit; it names the first that differs."""
+    """Raise RankError, which names the first that differs, unless all ranks hold the same weights and buffers.
+
+    They must be the same bit for bit.
+    """
     if ranks.count == 1:
         return
     names, tensors = zip(*model.state_dict().items(), strict=True)
@@ -175,7 +181,7 @@ def require_equal(ranks: Ranks, model: nn.Module, where: str) -> None:
 
 
 def _checksum(x: Tensor) -> Tensor:
-    """The bits of a tensor, added up as integers."""
+    """Return the bits of a tensor, added up as integers."""
     whole = {4: torch.int32, 8: torch.int64}.get(x.element_size(), torch.uint8)
     bits = x.contiguous().view(-1).view(whole).long()
     places = torch.arange(1, bits.numel() + 1, device=bits.device)
@@ -183,7 +189,7 @@ def _checksum(x: Tensor) -> Tensor:
 
 
 def rows_and_lag(ranks: Ranks, lag: Tensor, valid: Tensor) -> tuple[float, float, float]:
-    """(rows that count, their mean lag, their largest lag) over all ranks."""
+    """Return (rows that count, their mean lag, their largest lag) over all ranks."""
     lag = torch.where(valid, lag, 0)
     own = torch.stack([valid.sum(), lag.sum(), lag.max()]).double()
     rows, sums, largest = ranks.gather(own).unbind(1)

@@ -48,19 +48,19 @@ class RollCall(Protocol):
     """The address by which the others reach this machine."""
 
     def check(self) -> None:
-        """LostRankError when the group is closed; RankError, or what a rank has failed with, when the run is over."""
+        """Raise LostRankError when the group is closed; when the run is over, RankError or what a rank failed with."""
 
     def assemble(self, limit: float) -> tuple[int, ...]:
-        """Close the last group; who makes up the next one, when all that live are back: within ``limit`` seconds."""
+        """Close the last group; return who makes up the next: all that live and come within ``limit`` seconds."""
 
     def store(self) -> Store:
-        """Where the members of the group find each other."""
+        """Return the store where the members of the group find each other."""
 
 
 def in_background(call: Callable[[], T], seconds: float, check: Callable[[], None] = lambda: None) -> T:
-    """What ``call`` returns, which may wait for somebody who is gone: it has a thread of its own, and is left to it.
+    """Call ``call`` in a thread of its own, which is left to itself if nobody answers; returns what it returns.
 
-    Meanwhile signals are served, and ``check`` may raise. RuntimeError after so many seconds.
+    Meanwhile signals are served, and ``check`` may raise. Raises RuntimeError after so many seconds.
     """
     found: list[T] = []
     failed: list[Exception] = []
@@ -89,12 +89,12 @@ def first_line(error: BaseException) -> str:
 
 
 def _client(host: str, port: int) -> TCPStore:
-    """A connection of its own: on one that is shared, each waits for the others' answers."""
+    """Open a connection of its own to the store: on one that is shared, each waits for the others' answers."""
     return TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=STORE_SECONDS))
 
 
 def members(store: TCPStore, group: int) -> Store:
-    """Where the members of a group find each other."""
+    """Return the store where the members of a group find each other."""
     return PrefixStore(f"members/{group}", _client(store.host, store.port))
 
 
@@ -122,7 +122,7 @@ class Pulse:
         self._wake.set()
 
     def end(self) -> None:
-        """Everything was said; the store may never hear it."""
+        """Stop after everything was said, or after a while: the store may never hear it."""
         self._over = True
         self._wake.set()
         self._thread.join(FAREWELL_SECONDS)
@@ -176,7 +176,7 @@ class Follower:
     """The part of rank 1, 2, ...: it shows that it lives, and hears what rank 0 says."""
 
     def __init__(self, store: TCPStore, rank: int, patience: float) -> None:
-        """``patience``: seconds for which rank 0 may be silent."""
+        """Begin to show that this rank lives; ``patience``: seconds for which rank 0 may be silent."""
         self.rank = rank
         self.host = own_address(store.host, store.port)
         self._store, self._patience = store, patience
@@ -215,7 +215,10 @@ class Follower:
         return members(self._store, self._group.number)
 
     def leave(self, why: Mapping[str, str] | str = "") -> None:
-        """It is over for this rank; ``why``, before the end of the run: words, or an error (``core.child.failure``)."""
+        """End this rank's part.
+
+        ``why``, if it is before the end of the run: words, or an error (``core.child.failure``).
+        """
         if why:
             self._pulse.say(f"gone/{self.rank}", json.dumps(why))
         self._pulse.say(f"left/{self.rank}")
@@ -241,12 +244,15 @@ class Follower:
 
 
 def find_store(host: str, port: int) -> TCPStore:
-    """The store at ``host:port``, where rank 0 listens. RuntimeError where nothing answers like one."""
+    """Connect to the store at ``host:port``, where rank 0 listens.
+
+    Raises RuntimeError if nothing answers like one.
+    """
     return in_background(lambda: _client(host, port), 2 * STORE_SECONDS)
 
 
 def read_run(store: TCPStore) -> dict[str, Any]:
-    """What is to be learnt, as rank 0 has given it to ``Leader.open``."""
+    """Return what is to be learnt, as rank 0 has given it to ``Leader.open``."""
     text = in_background(lambda: store.get("run"), 2 * STORE_SECONDS)
     run: dict[str, Any] = json.loads(text)
     return run
@@ -267,7 +273,7 @@ def knock(store: TCPStore, card: Mapping[str, Any]) -> int:
 
 
 def own_address(host: str, port: int) -> str:
-    """This machine's address, as whoever listens at ``host:port`` sees it; nothing is sent."""
+    """Return this machine's address, as whoever listens at ``host:port`` sees it; nothing is sent."""
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         probe.connect((host, port))
         address: str = probe.getsockname()[0]

@@ -28,7 +28,7 @@ VAIN_SECONDS, MOST_VAIN = 60.0, 3
 
 
 def _is_shut(store: TCPStore, door: str) -> bool:
-    """Whether a rank's process is gone, and its machine says so: nobody listens any more where it did."""
+    """Return whether a rank's process is gone, and its machine says so: nobody listens any more where it did."""
     if not store.check([door]):
         return False
     try:
@@ -49,7 +49,7 @@ class Silence:
         self._looked = 0.0
 
     def look(self, beats: Mapping[int, int], now: float) -> dict[int, float]:
-        """Seconds, of all that have begun to beat."""
+        """Return the seconds of silence of each rank that has begun to beat."""
         asleep = max(0.0, now - self._looked - 2 * BEAT_SECONDS)
         self._looked = now
         for rank, beat in beats.items():
@@ -65,7 +65,7 @@ class Leader:
     rank = 0
 
     def __init__(self, host: str, port: int, count: int, silence: float) -> None:
-        """Listen on ``host:port``, an address (port 0: any that is free); ConfigError where that cannot be."""
+        """Listen on ``host:port``, an address (port 0: any that is free). Raises ConfigError if that cannot be."""
         self.host = host
         try:
             listener = socket.create_server((host, port))
@@ -103,23 +103,23 @@ class Leader:
         self._pulse: Pulse | None = None
 
     def open(self, run: Mapping[str, Any]) -> None:
-        """Whoever comes may read what is to be learnt, is admitted, and from then on listened to."""
+        """Let others come: they may read what is to be learnt, are admitted, and from then on listened to."""
         self._store.set("run", json.dumps(run))
         self._pulse = Pulse(self._store, self._look)
 
     def name(self, rank: int, name: str) -> None:
-        """What a rank is called in messages."""
+        """Set what a rank is called in messages."""
         self._names[rank] = name
 
     def lose(self, rank: int, what: str) -> None:
-        """A rank is gone for good, which ``was killed by ...``; the first reason counts."""
+        """Note that a rank is gone for good, and ``what`` it did (``was killed by ...``); the first reason counts."""
         self.lost.setdefault(rank, f"{self._names[rank]} {what}")
 
     def hear_failure(self, rank: int, failure: Mapping[str, str]) -> None:
-        """A rank has ended with an error (``core.child.failure``).
+        """Note that a rank has ended with an error (``core.child.failure``).
 
-        One that a user can meet ends the run: all ranks have the same code and settings, and it would end a run of one
-        rank, too. Anything else is taken for a fault of that machine.
+        An error that a user can meet ends the run: all ranks have the same code and settings, and it would end a run of
+        one rank, too. Anything else is taken for a fault of that machine.
         """
         if failure["trace"]:
             log.error("%s:\n%s", self._names[rank], failure["trace"])
@@ -162,7 +162,7 @@ class Leader:
         return members(self._store, self._group.number)
 
     def end(self, why: str, seconds: float) -> None:
-        """The run is over, ``why`` where it has failed: wait until the others have heard of it."""
+        """End the run, ``why`` where it has failed, and wait until the others have heard of it."""
         if why:
             self._store.set("ended", why)
         deadline = time.monotonic() + seconds
@@ -183,12 +183,12 @@ class Leader:
             raise RankError(f"rank 0 cannot look after the others any more: {self._pulse.problem}")
 
     def _missing(self, key: str) -> list[int]:
-        """Those of the others that are not lost and have not said ``key``."""
+        """Return those of the others that are not lost and have not said ``key``."""
         waiting = [rank for rank in self._present[1:] if rank not in self.lost]
         return [rank for rank in waiting if not self._store.check([f"{key}/{rank}"])]
 
     def _late(self, limit: float) -> list[int]:
-        """Those who have not come to the group in time; at the first one everybody has to."""
+        """Wait for the others to come to the group; return those that are late. Everybody has to come to the first."""
         deadline = time.monotonic() + limit
         while late := self._missing(f"back/{self._group.number}"):
             if time.monotonic() > deadline or (self.lost and not self._group.number):
@@ -198,7 +198,10 @@ class Leader:
         return late if time.monotonic() > deadline else []
 
     def _give_up_in_time(self) -> None:
-        """Ranks that all live, and cannot talk to each other, would regroup for ever."""
+        """Raise RankError if the ranks regroup again and again.
+
+        Ranks that all live, and cannot talk to each other, would regroup for ever.
+        """
         self._vain = self._vain + 1 if time.monotonic() - self._met_at < VAIN_SECONDS else 0
         if self._vain > MOST_VAIN:
             raise RankError(
@@ -235,7 +238,7 @@ class Leader:
                 store.set(f"answer/{number}", json.dumps(self._answer(store.get(f"card/{number}"))))
 
     def _answer(self, text: bytes) -> dict[str, Any]:
-        """A seat for whoever has knocked, or why there is none."""
+        """Return a seat for whoever has knocked, or why there is none."""
         try:
             card = json.loads(text)
             name, why = cut(str(card["name"]), 200), self.refuse(card) if self.seats else "all its ranks are taken"

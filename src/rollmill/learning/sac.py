@@ -17,6 +17,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.shapes import BYTES, FLOATS, Shape, check_shape
 from rollmill.core.slots import OBS
+from rollmill.learning.batch import own_rows
 from rollmill.learning.experience import Experience, Sequences, Transitions
 from rollmill.learning.guards import stopped_by_nan
 from rollmill.learning.metrics import Sums
@@ -117,12 +118,12 @@ class Sac:
         return {**sums.means(), **counts} if updates else counts
 
     def _lag(self, segments: Mapping[str, Array]) -> float:
-        """By how many versions the rows that count are older than the weights that learn from them, in the mean."""
-        mine = segments["valid"][:-1] & (segments["policy_id"][:-1] == self.policy_id)
+        """Return the mean number of versions by which rows that count are older than the weights that learn."""
+        mine = own_rows(segments, self.policy_id)
         return float((self.version - segments["version"][:-1][mine]).mean()) if mine.any() else 0.0
 
     def _updates_for(self, rows: int) -> int:
-        """Optimizer steps now; none before there is enough to draw from, and rows until then earn none."""
+        """Return how many updates are due; none before there is enough to draw from: earlier rows earn none."""
         if len(self.experience) < max(1, self.sac.warmup):
             return 0
         self._due += rows * self.sac.updates_per_step
@@ -137,10 +138,10 @@ class Sac:
         self.step.set_rate(self._rate)
 
     def _take_moments(self, segments: Mapping[str, Array]) -> None:
-        """Only now may the scaling of observations change: acting and learning saw the same one."""
+        """Update the scaling of observations: only now may it change, as acting and learning saw the same one."""
         rows = {name.removeprefix(OBS): x[:-1] for name, x in segments.items() if name.startswith(OBS)}
         tensors = {name: torch.from_numpy(x).to(self.device) for name, x in rows.items()}
-        valid = segments["valid"][:-1] & (segments["policy_id"][:-1] == self.policy_id)
+        valid = own_rows(segments, self.policy_id)
         self.model.update_normalizer(tensors, torch.from_numpy(valid).to(self.device))
 
     # -- one optimizer step of each part -------------------------------------------------------
@@ -148,7 +149,7 @@ class Sac:
     # -- updates -------------------------------------------------------------------------------
 
     def _learn(self, updates: int, sums: Sums) -> None:
-        """So many updates, each from rows of its own; their metrics are added to ``sums``."""
+        """Do so many updates, each from rows of its own; their metrics are added to ``sums``."""
         at_once = self.experience.updates_at_once(self.sac.minibatch)
         while updates:
             batches = self.experience.draw(min(updates, at_once), self.sac.minibatch, self.sac.n_step, self.device)
@@ -160,7 +161,7 @@ class Sac:
             updates -= len(batches)
 
     def _check(self, metrics: Sequence[Sequence[float]], batches: Sequence[Transitions]) -> None:
-        """NonFiniteError for the first update with a gradient that was NaN or infinite; since then nothing moved."""
+        """Raise NonFiniteError for the first update with a non-finite gradient; nothing has moved since then."""
         for k, (row, batch) in enumerate(zip(metrics, batches, strict=True)):
             for name, place in NORMS.items():
                 if not math.isfinite(row[place]):
@@ -178,7 +179,7 @@ class Sac:
         raise stopped_by_nan(self, f"first seen in {place}", self.optimizer_steps + 1, kept=f"The {name} was")
 
     def counts(self) -> dict[str, float]:
-        """Of the replay buffer, in rows."""
+        """Return the counts of the replay buffer, in rows."""
         sampled = float(self.optimizer_steps * self.sac.minibatch)
         learnt = self.experience.added - self.sac.warmup
         return {
@@ -192,7 +193,7 @@ class Sac:
     # -- publishing and checkpoints ------------------------------------------------------------
 
     def agree(self) -> None:
-        """There is one rank only."""
+        """Publish the weights: there is one rank only."""
         self.publish()
 
     def publish(self) -> None:
@@ -237,7 +238,7 @@ def build_sac(
     policy_id: int = 0,
     rollout: int = 1,
 ) -> Sac:
-    """The learner, with critics like the policy's network and an empty buffer. ``rollout``: steps of a segment."""
+    """Build the learner, with critics like the policy's network and an empty buffer. ``rollout``: segment steps."""
     learning, sac, network = settings
     if model.state_size or network.custom is not None:
         trunks = [build_model(spec, replace(network, separate_critic=False)).trunk for _ in range(COUNT)]

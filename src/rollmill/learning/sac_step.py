@@ -81,7 +81,7 @@ class SacStep:
                 group["lr"] = rate
 
     def update(self, batch: Transitions) -> Tensor:
-        """One step of everything; returns ``METRICS`` ``[7]``."""
+        """Take one step of critics, policy, temperature and target networks; returns ``METRICS`` ``[7]``."""
         critic = self.critic_step(batch)
         policy, entropy = self.policy_step(batch)
         temperature = self._temperature_step(entropy)
@@ -100,7 +100,10 @@ class SacStep:
 
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
-        """``[...]``: reward, and the smaller of the target networks' values of what the policy would do next."""
+        """Return ``[...]``, reward and the discounted value of what the policy would do next.
+
+        The value is the smaller of those of the target networks.
+        """
         seen = self._next(self.targets, batch)
         params, mask = self._params_next(batch)
         temperature = self.log_temperature.exp()
@@ -113,7 +116,7 @@ class SacStep:
         return batch.reward + batch.discount * value
 
     def _of_taken(self, seen: Any, batch: Transitions) -> Tensor:
-        """``[count, ...]``: what the critics say of the actions that were taken."""
+        """Return ``[count, ...]``, what the critics say of the actions that were taken."""
         if isinstance(self.head, TanhGaussianHead):
             return self.critics.judge(seen, self.head.to_unit(batch.action))
         values = self.critics.judge(seen)
@@ -159,7 +162,7 @@ class SacStep:
     # -- what the networks say -----------------------------------------------------------------
 
     def _params_now(self, batch: Transitions) -> tuple[Tensor, Tensor | None]:
-        """Of the policy, and the action mask."""
+        """Return the parameters of the policy's action distribution, and the action mask."""
         if batch.is_sequence:
             params, mask = self._unrolled(batch)
             return params[:-1], None if mask is None else mask[:-1]
@@ -253,7 +256,7 @@ class GraphSacStep(SacStep):
         return self._metrics.clone()
 
     def _record(self, example: Transitions) -> None:
-        """Recording runs nothing: weights and optimizers stay as they are."""
+        """Record the graph, which runs nothing: weights and optimizers stay as they are."""
         self._inputs = example.clone()
         torch.cuda.synchronize(self.device)
         self._graph.register_generator_state(self._generator)
@@ -263,7 +266,7 @@ class GraphSacStep(SacStep):
 
 
 def _mean(rows: Tensor, weight: Tensor | None) -> Tensor:
-    """Over the rows that count."""
+    """Return the mean over the rows that count."""
     return rows.mean() if weight is None else (rows * weight).sum() / weight.sum().clamp(min=1.0)
 
 

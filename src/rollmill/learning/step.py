@@ -49,7 +49,7 @@ METRICS = (*RowMetrics._fields, "target", "error", "target_square", "error_squar
 
 
 def learning_dtype(settings: LearningSettings) -> torch.dtype | None:
-    """The type that matrices are multiplied in (``learning.precision``); None: float32."""
+    """Return the type that matrices are multiplied in (``learning.precision``); None: float32."""
     return torch.bfloat16 if settings.precision == "bfloat16" else None
 
 
@@ -82,18 +82,18 @@ class Step:
         self.settings = self.knobs = settings
 
     def gradients(self, minibatch: Pieces) -> Tensor:
-        """Gradients of a minibatch (of all ranks), clipped; returns ``METRICS`` as ``[n]``."""
+        """Compute the gradients of a minibatch (of all ranks), clipped; returns ``METRICS`` as ``[n]``."""
         with self._moments_in_passing():
             metrics = self.own_gradients(minibatch)
         return self._close(metrics, minibatch)
 
     def _moments_in_passing(self) -> contextlib.AbstractContextManager[None]:
-        """V-trace updates the moments of returns while it computes the targets."""
+        """Share the moments of returns between ranks, if V-trace updates them while it computes the targets."""
         updates = self.settings.targets == "vtrace" and self.settings.normalize_returns
         return shared_moments(self.ranks, self.model.return_moments) if updates else contextlib.nullcontext()
 
     def own_gradients(self, minibatch: Pieces) -> Tensor:
-        """Gradients of this rank's minibatch, added up over micro-batches; returns all metrics but the norm."""
+        """Compute this rank's gradients of a minibatch, by micro-batches; returns all metrics but the norm."""
         self.optimizer.zero_grad(set_to_none=True)
         rows = minibatch.valid.sum().clamp(min=1)
         parts = micro_batches(minibatch, self.settings.micro_batch)
@@ -102,7 +102,7 @@ class Step:
         return total
 
     def _close(self, metrics: Tensor, minibatch: Pieces) -> Tensor:
-        """From own gradients and metrics to those of all ranks; clips and appends the norm."""
+        """Turn own gradients and metrics into those of all ranks; clips and appends the norm."""
         metrics = share_gradients(self.ranks, self.model, metrics, minibatch.valid.sum())
         return torch.cat([metrics, self._clip_gradients().detach().double()[None]])
 
@@ -119,7 +119,7 @@ class Step:
         return None if total is None else total / rows
 
     def grad_norm(self, metrics: Tensor) -> float:
-        """The gradient norm among ``METRICS``, once it is known."""
+        """Return the gradient norm among ``METRICS``, once it is known."""
         return float(metrics[-1])
 
     def apply(self) -> None:
@@ -127,7 +127,7 @@ class Step:
         self.optimizer.step()
 
     def losses(self, pieces: Pieces, model: ActorCritic) -> tuple[Tensor, Tensor]:
-        """(loss, ``METRICS`` but the last as ``[n]``) of some pieces, each the sum over the rows that count."""
+        """Return (loss, ``METRICS`` but the last as ``[n]``) of some pieces, each the sum over the rows that count."""
         s, knobs, head, valid = self.settings, self.knobs, model.head, pieces.valid
         with autocast(self.device, learning_dtype(s), cache=self.compact):
             output = model.unroll(pieces.obs, pieces.first, pieces.state)
@@ -161,7 +161,7 @@ class Step:
     def _targets(
         self, pieces: Pieces, log_ratio: Tensor, values: Tensor, rows: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """(advantages, value targets in units of the return) of some pieces."""
+        """Return (advantages, value targets in units of the return) of some pieces."""
         s, knobs = self.settings, self.knobs
         if s.targets == "gae":
             return pieces.advantage, pieces.target
@@ -268,7 +268,7 @@ class GraphStep(Step):
             self._update.replay()
 
     def _record(self, example: Pieces) -> None:
-        """Recording runs nothing: weights, optimizer and moments stay as they are."""
+        """Record both graphs, which runs nothing: weights, optimizer and moments stay as they are."""
         self._inputs = example.clone()
         torch.cuda.synchronize(self.device)
         # thread_local: the sampler's thread goes on acting on this GPU meanwhile.

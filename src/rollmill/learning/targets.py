@@ -25,7 +25,7 @@ from rollmill.learning.losses import Number
 def gae(
     rewards: Tensor, values: Tensor, terminated: Tensor, valid: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation.
+    """Compute advantages and value targets by generalised advantage estimation (GAE).
 
     ``rewards``, ``terminated``, ``valid``: ``[T, B]``; ``values``: ``[T + 1, B]``.
     Returns advantages and value targets, ``[T, B]`` each.
@@ -49,7 +49,7 @@ def vtrace(
     rho_bar: Number = 1.0,
     c_bar: Number = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """V-trace (Espeholt et al. 2018): targets for experience of a slightly older policy.
+    """Compute V-trace (Espeholt et al. 2018): targets for experience of a slightly older policy.
 
     ``log_ratio``: ``[T, B]``, log of current over behaviour probability of the action taken; the other
     arguments as for ``gae``. Returns policy-gradient advantages and value targets, ``[T, B]`` each.
@@ -67,12 +67,12 @@ def vtrace(
 
 
 def _discount(terminated: Tensor, valid: Tensor, gamma: Number) -> Tensor:
-    """``gamma`` where row t + 1 continues row t, else 0; ``[T, B]`` float32."""
+    """Return ``gamma`` where row t + 1 continues row t, else 0; ``[T, B]`` float32."""
     return (valid & ~terminated).float() * gamma
 
 
 def _backward_sum(first: Tensor, factor: Tensor) -> Tensor:
-    """``s[t] = first[t] + factor[t] * s[t + 1]`` with ``s[T] = 0``; everything ``[T, B]``."""
+    """Compute ``s[t] = first[t] + factor[t] * s[t + 1]`` with ``s[T] = 0``; everything ``[T, B]``."""
     total = torch.empty_like(first)
     last = torch.zeros_like(first[0])
     for t in range(len(first) - 1, -1, -1):

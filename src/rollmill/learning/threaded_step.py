@@ -42,13 +42,13 @@ class ThreadedStep(Step):
         return torch.stack([metrics for metrics in found if metrics is not None]).sum(dim=0)
 
     def _part_rows(self, minibatch: Pieces) -> int:
-        """Rows of a micro-batch: as set, or else one part for each thread."""
+        """Return the rows of a micro-batch: as set, or else one part for each thread."""
         rows = minibatch.reward.numel()
         return self.settings.micro_batch or -(-rows // self.settings.threads)
 
 
 def _take(parts: deque[Pieces]) -> Iterator[Pieces]:
-    """Parts until there are none left; several threads may take from the same queue."""
+    """Yield parts until there are none left; several threads may take from the same queue."""
     while True:
         try:
             yield parts.popleft()

@@ -41,7 +41,10 @@ class TorchRanks:
     """All ranks of a run, seen from one of them (``learning.ranks.Ranks``)."""
 
     def __init__(self, roll_call: RollCall, count: int, timeout: float, cuda: str = "nccl") -> None:
-        """``timeout``: seconds for which the others may be busy; ``cuda``: what moves GPU tensors, nccl or gloo."""
+        """Take a part in the roll call; nothing is connected before ``connect``.
+
+        ``timeout``: seconds for which the others may be busy; ``cuda``: what moves GPU tensors, nccl or gloo.
+        """
         self.rank = roll_call.rank
         self.present = tuple(range(count))
         self._roll_call, self._timeout, self._cuda = roll_call, timeout, cuda
@@ -168,7 +171,7 @@ class TorchRanks:
 
 
 def _gloo_device(host: str) -> Any:
-    """The network that gloo uses: the one the ranks meet on, unless the user has set another."""
+    """Return the network that gloo uses: the one the ranks meet on, unless the user has set another."""
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
     make = dist.ProcessGroupGloo.create_device
     return make(interface=chosen.split(",")[0]) if chosen else make(hostname=host)
@@ -176,17 +179,22 @@ def _gloo_device(host: str) -> Any:
 
 @contextlib.contextmanager
 def _library_settings(host: str) -> Iterator[None]:
-    """What NCCL reads. Ranks of one machine are heard by nobody else; what the user has set is left alone."""
-    before = dict(os.environ)
-    if ipaddress.ip_address(host).is_loopback:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    """Set what NCCL reads from the environment, within this context.
+
+    Ranks of one machine are heard by nobody else; what the user has set is left alone. Other threads may start
+    processes meanwhile: no other variable is ever missing.
+    """
     # By default its watchdog ends the whole process when a rank is lost.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    wanted = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    if ipaddress.ip_address(host).is_loopback:
+        wanted["NCCL_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    own = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(own)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name in own:
+            del os.environ[name]
 
 
 def _padded(data: bytes, size: int) -> Tensor:

@@ -116,7 +116,7 @@ class ActorCritic(nn.Module):
         self.value_head = initialise(nn.Linear(value_input, 1), settings.value_gain)
 
     def initial_state(self, n: int) -> Tensor:
-        """The state of ``n`` lanes at the start of an episode: zeros ``[n, S]``."""
+        """Return the state of ``n`` lanes at the start of an episode: zeros ``[n, S]``."""
         return torch.zeros(n, self.state_size, device=self.return_moments.shift.device)
 
     def step(self, obs: Observations, first: Tensor, state: Tensor) -> Output:
@@ -128,7 +128,7 @@ class ActorCritic(nn.Module):
         return self._both(Trunk.step, obs, first, state)
 
     def unroll(self, obs: Observations, first: Tensor, state: Tensor) -> Output:
-        """T steps of B lanes.
+        """Return the outputs for T steps of B lanes.
 
         ``obs``: ``[T, B, *shape]`` by field name; ``first``: ``[T, B]`` bool; ``state``: ``[B, S]``, as it
         was before row 0.
@@ -136,7 +136,7 @@ class ActorCritic(nn.Module):
         return self._both(Trunk.unroll, obs, first, state)
 
     def _both(self, form: _Form, obs: Observations, first: Tensor, state: Tensor) -> Output:
-        """``form`` of one trunk, or of both side by side."""
+        """Apply ``form`` to the one trunk of actor and critic, or to both side by side."""
         obs = self.observation_moments(obs)
         if self.critic_trunk is None:
             features, state = form(self.trunk, obs, first, state)
@@ -156,20 +156,20 @@ class ActorCritic(nn.Module):
     def update_normalizer(self, obs: Observations, valid: Tensor | None = None) -> None:
         """Take observations ``[..., *shape]`` into the moments; ``valid`` ``[...]``: the rows that count.
 
-        A no-op where the settings or the fields leave nothing to normalise. Never happens by itself:
-        acting and learning on the same data must see the same scaling.
+        It does nothing where the settings or the fields leave nothing to normalise, and never happens by itself: acting
+        and learning on the same data must see the same scaling.
         """
         self.observation_moments.update(obs, valid)
 
     def normalise(self, returns: Tensor, obs: Observations = NO_OBSERVATIONS) -> Tensor:
-        """Returns in the units the value output uses; ``obs`` of the same rows say which task it is."""
+        """Return returns in the units the value output uses; ``obs`` of the same rows say which task it is."""
         moments = self.return_moments
         if isinstance(moments, TaskMoments):
             return (returns - moments.shift_of(obs[TASK_FIELD])) / moments.std_of(obs[TASK_FIELD])
         return moments.normalise(returns)
 
     def denormalise(self, value: Tensor, obs: Observations = NO_OBSERVATIONS) -> Tensor:
-        """The value output in units of the return; ``obs`` of the same rows."""
+        """Return the value output in units of the return; ``obs`` of the same rows say which task it is."""
         moments = self.return_moments
         if isinstance(moments, TaskMoments):
             return value * moments.std_of(obs[TASK_FIELD]) + moments.shift_of(obs[TASK_FIELD])
@@ -184,13 +184,13 @@ class ActorCritic(nn.Module):
             moments.update(returns, valid)
 
     def advantages_by_task(self, advantages: Tensor, obs: Observations) -> Tensor:
-        """Advantages in units of the deviation of their tasks' returns; as they are where there are no tasks."""
+        """Divide advantages by the deviation of their tasks' returns; without tasks they stay as they are."""
         moments = self.return_moments
         return advantages / moments.std_of(obs[TASK_FIELD]) if isinstance(moments, TaskMoments) else advantages
 
 
 def build_model(spec: EnvSpec, settings: ModelSettings) -> ActorCritic:
-    """The network for this environment; ConfigError where the settings do not fit it."""
+    """Build the network for this environment; raises ConfigError where the settings do not fit it."""
     if settings.custom is None:
         return ActorCritic(spec, settings)
     found = import_object(settings.custom, "model.custom", lambda v: isinstance(v, type) and issubclass(v, nn.Module))
@@ -251,7 +251,7 @@ def _check_output_shapes(model: ActorCritic, spec: EnvSpec, settings: ModelSetti
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Without gradients and without side effects of training (batch statistics, dropout)."""
+    """Let a module run without gradients and without side effects of training (batch statistics, dropout)."""
     training = module.training
     module.eval()
     with torch.no_grad():

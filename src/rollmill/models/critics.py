@@ -40,15 +40,15 @@ class Critics(nn.Module):
         )
 
     def forward(self, obs: Observations, action: Tensor | None = None) -> Tensor:
-        """``judge`` observations at once."""
+        """Read and judge observations at once."""
         return self.judge(self.read(obs), action)
 
     def read(self, obs: Observations) -> Any:
-        """What ``judge`` needs of observations ``[n, *shape]``, normalised."""
+        """Return what ``judge`` needs of observations ``[n, *shape]``, normalised."""
         return obs
 
     def judge(self, seen: Any, action: Tensor | None = None) -> Tensor:
-        """Values ``[count, n]`` of actions ``[n, *shape]`` scaled to -1..1; ``[count, n, choices]`` without one."""
+        """Return values ``[count, n]`` of actions ``[n, *shape]`` in -1..1; ``[count, n, choices]`` without one."""
         inputs = seen if action is None else {**seen, ACTION: action}
         values = [output(encoder(inputs)) for encoder, output in zip(self.encoders, self.outputs, strict=True)]
         found = torch.stack(values)
@@ -72,21 +72,21 @@ class TrunkCritics(nn.Module):
         )
 
     def read(self, obs: Observations) -> Tensor:
-        """Features ``[count, n, F]`` of observations ``[n, *shape]``."""
+        """Return features ``[count, n, F]`` of observations ``[n, *shape]``."""
         rows = next(iter(obs.values()))
         first = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         found = [trunk.step(obs, first, rows.new_zeros(len(rows), 0, dtype=torch.float32))[0] for trunk in self._trunks]
         return torch.stack(found)
 
     def read_sequences(self, obs: Observations) -> Tensor:
-        """Features ``[count, T, B, F]`` of sequences ``[T, B, *shape]``; memory is empty before their first row."""
+        """Return features ``[count, T, B, F]`` of sequences ``[T, B, *shape]``; they begin with empty memory."""
         rows = next(iter(obs.values()))
         first = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
         state = rows.new_zeros(rows.shape[1], self._trunks[0].state_size, dtype=torch.float32)
         return torch.stack([trunk.unroll(obs, first, state)[0] for trunk in self._trunks])
 
     def judge(self, seen: Tensor, action: Tensor | None = None) -> Tensor:
-        """Values ``[count, ...]`` of actions ``[..., *shape]`` in -1..1; ``[count, ..., choices]`` without one."""
+        """Return values ``[count, ...]`` of actions ``[..., *shape]``; ``[count, ..., choices]`` without one."""
         lead = seen.shape[1:-1]
         values = []
         for features, layer, output in zip(seen, self.layers, self.outputs, strict=True):

@@ -91,7 +91,7 @@ class CustomEncoder(nn.Module):
 
 
 def build_encoder(fields: Sequence[Field], settings: ModelSettings) -> Encoder:
-    """The encoder for these fields; ConfigError where they cannot be read as the settings say."""
+    """Build the encoder for these fields; raises ConfigError where they cannot be read as the settings say."""
     if not fields:
         raise ConfigError("the environment has no observation fields for a network to read")
     for field in fields:
@@ -111,7 +111,7 @@ def build_encoder(fields: Sequence[Field], settings: ModelSettings) -> Encoder:
 
 
 def _is_board(field: Field) -> bool:
-    """Cells with a few planes of numbers, as games show them."""
+    """Return whether a field is a board: cells with a few planes of numbers, as games show them."""
     return field.dtype != "uint8" and len(field.shape) == 3 and max(field.shape) <= LARGEST_BOARD
 
 
@@ -146,7 +146,7 @@ class Encoder(nn.Module):
         return features
 
     def _vector(self, obs: Observations) -> Tensor:
-        """All fields without a convnet as one float vector ``[n, D]``."""
+        """Return all fields without a convnet as one float vector ``[n, D]``."""
         parts = []
         for name, size, is_image in self.vector_inputs:
             x = obs[name].float()
@@ -157,7 +157,7 @@ class Encoder(nn.Module):
 
 
 def _modules(modules: Iterable[Module]) -> Sequence[Module]:
-    """A ModuleList that remembers the type of what it holds."""
+    """Make a ModuleList that remembers the type of what it holds."""
     return cast("Sequence[Module]", nn.ModuleList(modules))
 
 
@@ -197,7 +197,7 @@ class Convnet(nn.Module):
 
 
 def build_convnet(field: Field, settings: ModelSettings) -> Convnet:
-    """The convnet the settings name, for one image field."""
+    """Build the convnet the settings name, for one image field."""
     channels = field.shape[2] if image_layout(field) == "HWC" else field.shape[0]
     name = "convnet_simple" if settings.encoder == "auto" else settings.encoder
     found = ENCODERS[name]
@@ -212,12 +212,12 @@ def build_convnet(field: Field, settings: ModelSettings) -> Convnet:
 
 
 def image_layout(field: Field) -> Literal["HWC", "CHW"]:
-    """Channels come last unless the first axis is the smaller one."""
+    """Return which axis holds the channels: the last one, unless the first is smaller."""
     return "CHW" if field.shape[0] < field.shape[2] else "HWC"
 
 
 def smallest_image(name: str) -> int:
-    """Pixels that both sides of an image need at least for a convnet."""
+    """Return the pixels that both sides of an image need at least for a convnet."""
     smallest, layers = 1, ENCODERS[name]
     for _, kernel, stride in reversed(() if isinstance(layers, str) else layers):
         smallest = (smallest - 1) * stride + kernel
@@ -257,7 +257,7 @@ class Mlp(nn.Module):
 
 
 def activation(name: str, inplace: bool = True) -> nn.Module:
-    """The activation module of that name; in place it saves a tensor (the layer before it needs none)."""
+    """Return the activation module of that name; in place it saves a tensor (the layer before it needs none)."""
     if name == "elu":
         return nn.ELU(inplace=inplace)
     if name == "relu":

@@ -10,7 +10,7 @@ CHANNELS = (16, 32, 32)
 
 
 def impala(channels: int, nonlinearity: str) -> nn.Module:
-    """Three stages, each a convolution, a pooling and two residual blocks."""
+    """Build three stages, each a convolution, a pooling and two residual blocks."""
     layers: list[nn.Module] = []
     for width in CHANNELS:
         layers += [

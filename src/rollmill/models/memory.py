@@ -18,7 +18,7 @@ RnnState = Tensor | tuple[Tensor, Tensor]
 
 
 def build_memory(input_size: int, settings: ModelSettings) -> Memory:
-    """The memory the settings name, reading features ``[..., input_size]``."""
+    """Build the memory the settings name, reading features ``[..., input_size]``."""
     if settings.memory == "none":
         return NoMemory(input_size)
     kind = nn.GRU if settings.memory == "gru" else nn.LSTM
@@ -32,14 +32,14 @@ class Memory(nn.Module):
     state_size: int
 
     def step(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of n lanes: ``x`` ``[n, F]``, ``state`` ``[n, S]``, ``first`` ``[n]``.
+        """Advance n lanes by one step: ``x`` ``[n, F]``, ``state`` ``[n, S]``, ``first`` ``[n]``.
 
         Returns features ``[n, H]`` and the new state ``[n, S]``.
         """
         raise NotImplementedError
 
     def unroll(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """T steps of B lanes: ``x`` ``[T, B, F]``, ``state`` ``[B, S]`` before row 0, ``first`` ``[T, B]``.
+        """Advance B lanes by T steps: ``x`` ``[T, B, F]``, ``state`` ``[B, S]`` before row 0, ``first`` ``[T, B]``.
 
         Returns features ``[T, B, H]`` and the state after the last row ``[B, S]``.
         """
@@ -123,7 +123,7 @@ class RecurrentMemory(Memory):
         return y, self._from_rnn(last).index_select(0, pack.last_of_lane)
 
     def _split(self, state: Tensor) -> Tensor:
-        """``[n, S]`` as ``[1 or 2, layers, n, H]``: hidden vectors, then cells."""
+        """Return ``[n, S]`` as ``[1 or 2, layers, n, H]``: hidden vectors, then cells."""
         kinds = 2 if self.is_lstm else 1
         return state.reshape(state.shape[0], kinds, self.rnn.num_layers, self.output_size).permute(1, 2, 0, 3)
 

@@ -70,7 +70,7 @@ class RunningMoments(nn.Module):
         self.std.copy_(torch.where(self.count > 0, (self.var + self.EPSILON).sqrt(), 1.0))
 
     def normalise(self, x: Tensor) -> Tensor:
-        """``x`` ``[..., *shape]`` in units of standard deviations from the mean."""
+        """Return ``x`` ``[..., *shape]`` in units of standard deviations from the mean."""
         return (x - self.shift).div_(self.std)
 
     def denormalise(self, x: Tensor) -> Tensor:
@@ -98,11 +98,11 @@ class TaskMoments(RunningMoments):
         self.merge(added, batch_mean, batch_var)
 
     def shift_of(self, task: Tensor) -> Tensor:
-        """``[...]``: the mean of each row's task."""
+        """Return the mean ``[...]`` of each row's task."""
         return task.to(self.shift.dtype) @ self.shift
 
     def std_of(self, task: Tensor) -> Tensor:
-        """``[...]``: the deviation of each row's task."""
+        """Return the deviation ``[...]`` of each row's task."""
         return task.to(self.std.dtype) @ self.std
 
 
@@ -133,7 +133,7 @@ class PixelMoments(RunningMoments):
         self.std.copy_(torch.where(self.count > 0, self.std.clamp(min=self.SMALLEST), 255.0))
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Images ``[..., *shape]`` uint8 as floats of the type the network reads, centred and scaled."""
+        """Return images ``[..., *shape]`` uint8 as floats of the type the network reads, centred and scaled."""
         autocast = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if autocast else torch.float32
         # Whole numbers up to 255 are exact in bfloat16, so a whole shift loses nothing there.

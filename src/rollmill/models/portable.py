@@ -60,11 +60,11 @@ class Portable(nn.Module):
         return {**self.told, **{NEXT + field.name: f"{field.name} of the next step" for field in self.memory}}
 
     def normalisation(self) -> dict[str, Any]:
-        """What is done to numbers inside, for the card."""
+        """Describe what is done to numbers inside, for the card."""
         return {}
 
     def example(self, rows: int = 2) -> tuple[Tensor, ...]:
-        """Inputs of the right shapes; everything is allowed where there is an action mask."""
+        """Return inputs of the right shapes; everything is allowed where there is an action mask."""
         return tuple(
             torch.full((rows, *field.shape), int(field.name == MASK_FIELD), dtype=getattr(torch, field.dtype))
             for field in self.inputs
@@ -74,7 +74,7 @@ class Portable(nn.Module):
         return {field.name: x for field, x in zip(self.inputs, inputs)}
 
     def as_taken(self, action: Tensor) -> Tensor:
-        """Choices counted from where the environment begins to count, numbers within their bounds."""
+        """Count choices from where the environment begins to count, and keep numbers within their bounds."""
         spec = self.spec.action
         if spec.kind == "continuous":
             return action.clamp(self.low.reshape(spec.shape), self.high.reshape(spec.shape))
@@ -114,7 +114,7 @@ class PortablePolicy(Portable):
 
 
 def card(policy: Portable) -> dict[str, Any]:
-    """What somebody needs to call the network, as plain values for JSON."""
+    """Describe what somebody needs to call the network, as plain values for JSON."""
     sizes = [field.shape[0] for field in policy.memory if field.name == STATE]
     return {
         "inputs": [{"name": f.name, "dtype": f.dtype, "shape": list(f.shape)} for f in policy.inputs],
@@ -128,7 +128,7 @@ def card(policy: Portable) -> dict[str, Any]:
 
 
 def scaled_fields(scaled: ObservationNormaliser) -> dict[str, Any]:
-    """By field: ``(x - mean) / std``, then cut at ``clip``."""
+    """Describe, by field, how it is scaled: ``(x - mean) / std``, then cut at ``clip``."""
     found: dict[str, Any] = {
         name: {"mean": moments.shift.tolist(), "std": moments.std.tolist(), "clip": CLIP}
         for name, moments in zip(scaled.names, scaled.moments)

@@ -10,7 +10,7 @@ import torch
 def autocast(
     device: torch.device, dtype: torch.dtype | None, cache: bool = True
 ) -> contextlib.AbstractContextManager[object]:
-    """Multiplies matrices in ``dtype`` as long as it is entered; None changes nothing.
+    """Multiply matrices in ``dtype`` as long as it is entered; None changes nothing.
 
     ``cache``: keep converted weights until it is left, which no CUDA graph can record.
     """

@@ -37,24 +37,24 @@ class HasState(Protocol):
 
 
 def to_numpy(x: Tensor) -> Array:
-    """A copy of the tensor."""
+    """Return a copy of the tensor as an array."""
     array: Array = x.detach().cpu().numpy().copy()
     return array
 
 
 def weights_of(model: nn.Module) -> dict[str, Array]:
-    """All parameters and buffers that belong into a checkpoint, by name."""
+    """Return all parameters and buffers that belong into a checkpoint, by name."""
     return {name: to_numpy(x) for name, x in model.state_dict().items()}
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Array]) -> None:
-    """Copy saved weights into a network; CheckpointError unless both have the same names and shapes."""
+    """Copy saved weights into a network; raises CheckpointError unless both have the same names and shapes."""
     with _explained("the saved weights do not fit this network (were model settings changed?)"):
         model.load_state_dict({name: _tensor(x) for name, x in weights.items()}, strict=True)
 
 
 def optimizer_state(optimizer: HasState) -> dict[str, Any]:
-    """What the optimizer has gathered about each parameter, by the parameter's number."""
+    """Return what the optimizer has gathered about each parameter, by the parameter's number."""
     return {
         str(index): {name: to_numpy(x) for name, x in entry.items()}
         for index, entry in optimizer.state_dict()["state"].items()
@@ -62,7 +62,7 @@ def optimizer_state(optimizer: HasState) -> dict[str, Any]:
 
 
 def load_optimizer(optimizer: HasState, state: Mapping[str, Any]) -> None:
-    """The inverse of ``optimizer_state``; rates and other settings stay as they are."""
+    """Load what ``optimizer_state`` gave; rates and other settings stay as they are."""
     parameters = [x for group in optimizer.param_groups for x in group["params"]]
     with _explained("the saved state of the optimizer does not fit this network"):
         entries = {int(k): {name: _tensor(x) for name, x in entry.items()} for k, entry in state.items()}
@@ -80,7 +80,9 @@ def load_optimizer(optimizer: HasState, state: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def adopt_optimizer(optimizer: HasState, state: Mapping[str, Any]) -> None:
-    """``load_optimizer`` in the middle of a run: a CUDA graph knows what was gathered by its address in memory."""
+    """Load as ``load_optimizer`` does, but in place, in the middle of a run: a CUDA graph knows what was gathered by
+    its address in memory.
+    """
     own = optimizer.state_dict()["state"]
     if {str(index) for index in own} != state.keys():
         load_optimizer(optimizer, state)
@@ -114,12 +116,12 @@ def load_tensor(target: Tensor, values: Array) -> None:
 
 
 def policy_state(states: Tensor, generator: torch.Generator) -> dict[str, Any]:
-    """What a policy that acts has to remember: the memories of all lanes, and the generator that draws actions."""
+    """Return what a policy that acts remembers: the memories of all lanes, and the generator that draws actions."""
     return {"states": to_numpy(states), "generator": to_numpy(generator.get_state())}
 
 
 def load_policy_state(state: Mapping[str, Any], states: Tensor, generator: torch.Generator) -> None:
-    """The inverse of ``policy_state``."""
+    """Load what ``policy_state`` gave."""
     check_shape(state, POLICY_SHAPE)
     load_tensor(states, state["states"])
     load_generator(generator.set_state, state["generator"])

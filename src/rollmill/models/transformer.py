@@ -54,7 +54,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(size, size)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """``x`` ``[B, L * S, D]``; ``mask`` ``[B, L * S]`` is False at padding, which nobody sees."""
+        """Mix the tokens ``x`` ``[B, L * S, D]``; ``mask`` ``[B, L * S]`` is False at padding, which nobody sees."""
         q, k, v = self._split(x)
         allowed = self._band(x.shape[1], x.device) & mask[:, None, :]
         # A padding token sees itself: a softmax over nothing would be NaN.
@@ -64,12 +64,12 @@ class Attention(nn.Module):
         return self._join(mixed)
 
     def memory(self, lanes: int, like: Tensor) -> Tensor:
-        """``[lanes, 2, places, heads, D / heads]``: keys and values, place = ring step x S + token."""
+        """Return empty memory ``[lanes, 2, places, heads, D / heads]``: keys, values; place = ring step x S + token."""
         size = self.out.in_features // self.heads
         return like.new_zeros((lanes, 2, (self.context + 1) * self.tokens, self.heads, size))
 
     def act(self, x: Tensor, memory: Tensor, lanes: Tensor, age: Tensor) -> Tensor:
-        """A chunk ``x`` ``[n, S, D]`` of lanes ``[n]`` at steps ``age`` ``[n]``; ``memory`` takes it in."""
+        """Mix a chunk ``x`` ``[n, S, D]`` of lanes ``[n]`` at steps ``age`` ``[n]``; ``memory`` takes it in."""
         q, k, v = self._split(x)
         steps, kinds = chunk_order(age, self.tokens)
         places = steps % (self.context + 1) * self.tokens + kinds  # [n, S]
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         return self._join(functional.scaled_dot_product_attention(q, keys, values, (allowed | own)[:, None]))
 
     def _visible(self, steps: Tensor, kinds: Tensor, age: Tensor) -> Tensor:
-        """``[n, S, places]``: which places a chunk's tokens see, by the step and token that lies there."""
+        """Return which places a chunk's tokens see, by the step and token that lies there: ``[n, S, places]``."""
         ring = self.context + 1
         place = torch.arange(ring * self.tokens, device=age.device)
         latest = age[:, None] - (age[:, None] - place // self.tokens) % ring  # [n, places]
@@ -93,13 +93,13 @@ class Attention(nn.Module):
         return before & (latest > step - self.context) & (latest >= 0)
 
     def _band(self, length: int, device: torch.device) -> Tensor:
-        """``[length, length]``: token i sees token j."""
+        """Return whether token i sees token j: ``[length, length]``."""
         token = torch.arange(length, device=device)
         step = token // self.tokens
         return (token[:, None] >= token) & (step[:, None] - step < self.context)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys, values ``[B, heads, N, D / heads]``."""
+        """Return queries, keys, values ``[B, heads, N, D / heads]``."""
         parts = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         return parts[0], parts[1], parts[2]
 
@@ -123,17 +123,17 @@ class Convolution(nn.Module):
         self.bias = nn.Parameter(torch.zeros(tokens, size))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """``x`` ``[B, L * S, D]``; ``mask`` ``[B, L * S]`` is False at padding, which counts as zero."""
+        """Filter tokens ``x`` ``[B, L * S, D]``; ``mask`` ``[B, L * S]`` is False at padding, counted as zero."""
         kinds = torch.arange(x.shape[1], device=x.device) % self.tokens
         past = functional.pad(x * mask[..., None].to(x.dtype), (0, 0, self.width - 1, 0))
         return self._filter(past, kinds)
 
     def memory(self, lanes: int, like: Tensor) -> Tensor:
-        """Return ``[lanes, width - 1, D]``, the oldest input first."""
+        """Return empty memory ``[lanes, width - 1, D]``, the oldest input first."""
         return like.new_zeros((lanes, self.width - 1, self.filters.shape[-1]))
 
     def act(self, x: Tensor, memory: Tensor, lanes: Tensor, age: Tensor) -> Tensor:
-        """See ``Attention.act``."""
+        """Filter a chunk; see ``Attention.act``."""
         begun = (age > 0)[:, None, None]
         x = torch.cat([torch.where(begun, x[:, :1], 0), x[:, 1:]], 1)  # there is no action before the first step
         past = torch.cat([torch.where(begun, memory[lanes].to(x.dtype), 0), x], 1)
@@ -141,7 +141,7 @@ class Convolution(nn.Module):
         return self._filter(past, chunk_order(age[:1], self.tokens)[1][0])
 
     def _filter(self, past: Tensor, kinds: Tensor) -> Tensor:
-        """``past`` ``[B, width - 1 + N, D]`` -> ``[B, N, D]``; ``kinds`` ``[N]``."""
+        """Filter ``past`` ``[B, width - 1 + N, D]`` -> ``[B, N, D]``; ``kinds`` ``[N]`` choose the filters."""
         count = past.shape[1] - self.width + 1
         filters, out = self.filters[kinds], self.bias[kinds]  # [N, width, D], [N, D]
         for back in range(self.width):
@@ -151,7 +151,7 @@ class Convolution(nn.Module):
 
 
 def chunk_order(age: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Step and kind ``[n, S]`` of a chunk's tokens: the action (kind S - 1) of the step before, then 0 .. S - 2."""
+    """Return step, kind ``[n, S]`` of a chunk's tokens: the action (kind S - 1) of the step before, then 0 .. S - 2."""
     kinds = torch.arange(-1, tokens - 1, device=age.device) % tokens
     steps = age[:, None] - (kinds == tokens - 1).long()
     return steps, kinds.expand(age.shape[0], tokens)
@@ -210,7 +210,7 @@ class Trunk(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Tokens ``[B, L, S, D]`` with ``mask`` ``[B, L]`` (True: a real step) -> ``[B, L, S, D]``."""
+        """Mix tokens ``[B, L, S, D]`` with ``mask`` ``[B, L]`` (True: a real step) -> ``[B, L, S, D]``."""
         shape = x.shape
         x = x.flatten(1, 2)
         flat_mask = mask.repeat_interleave(self.tokens, 1)
@@ -226,13 +226,13 @@ class Trunk(nn.Module):
         return Memory(torch.zeros(lanes, dtype=torch.int64, device=like.device), layers)
 
     def unpack(self, age: Tensor, flat: Tensor) -> Memory:
-        """The memory of ``[n]`` lanes from ``Memory.flat``; a copy."""
+        """Return the memory of ``[n]`` lanes from ``Memory.flat``; a copy."""
         shapes = [layer.shape[1:] for layer in self.memory(1).layers]
         parts = torch.split(flat.clone(), [math.prod(shape) for shape in shapes], 1)
         return Memory(age.clone(), [part.reshape(-1, *shape) for part, shape in zip(parts, shapes)])
 
     def act(self, x: Tensor, memory: Memory, lanes: Tensor, first: Tensor) -> Tensor:
-        """A chunk ``x`` ``[n, S, D]`` of lanes ``[n]`` -> ``[n, S, D]``; ``first`` ``[n]``: a new episode begins."""
+        """Mix a chunk ``x`` ``[n, S, D]`` of lanes ``[n]`` -> ``[n, S, D]``; ``first`` ``[n]``: an episode begins."""
         age = torch.where(first, 0, memory.age[lanes])
         for block, layer in zip(self.blocks, memory.layers):
             x = block.act(x, layer, lanes, age)  # type: ignore[operator]

@@ -62,7 +62,7 @@ def duration_text(seconds: float) -> str:
 
 
 def number_text(value: float) -> str:
-    """Four digits that matter: ``0.01234``, ``12.34``, ``-1235``, ``1.2e-07``."""
+    """Return a number with the four digits that matter: ``0.01234``, ``12.34``, ``-1235``, ``1.2e-07``."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if 1e-3 <= abs(value) < 1e5:
@@ -107,7 +107,7 @@ RECORDING_ROWS = (
 
 
 def stdout_is_terminal() -> bool:
-    """True where a live panel can be drawn: a terminal that is not dumb."""
+    """Return whether a live panel can be drawn on stdout: it is a terminal that is not dumb."""
     return drawing(sys.stdout).isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
@@ -116,7 +116,7 @@ ConsoleMode = Literal["auto", "plain", "off"]
 
 
 def live_panel(console: ConsoleMode) -> bool:
-    """Whether the console shows a live panel (then the log must not go there too)."""
+    """Return whether the console shows a live panel (then the log must not go there too)."""
     return console == "auto" and stdout_is_terminal()
 
 
@@ -169,13 +169,13 @@ class ConsoleSink:
         self.refresh()
 
     def tick(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Between two rows: how far the run is by now, and the few metrics that are known at any time."""
+        """Show, between two rows, how far the run is by now, and the few metrics that are known at any time."""
         if self._is_due():
             self._step, self._metrics = step, {**self._metrics, **metrics}
             self._show()
 
     def end(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics with which the run has ended; ``close`` leaves them on the screen."""
+        """Take the metrics with which the run has ended; ``close`` leaves them on the screen."""
         self._step, self._metrics = step, {**self._metrics, **metrics}
         self._unshown = True
         if self._disk is not None:
@@ -210,7 +210,7 @@ class ConsoleSink:
     # ------------------------------------------------------------------------------------------ contents
 
     def line(self) -> str:
-        """The report as one line of text."""
+        """Return the report as one line of text."""
         parts = [self._step_text()]
         for row in self._rows:
             value = self._value(row.metric)
@@ -222,7 +222,7 @@ class ConsoleSink:
         return " | ".join(parts)
 
     def panel(self) -> RenderableType:
-        """The report as a panel, made for 80 columns and more."""
+        """Return the report as a panel, made for 80 columns and more."""
         parts: list[RenderableType] = [self._head(), Text(), self._table()]
         if self._tail.warnings:
             heading = Text(f"warnings ({self._tail.warning_count})", "yellow")
@@ -246,7 +246,7 @@ class ConsoleSink:
         return head
 
     def _table(self) -> Table:
-        """Metrics down the left side, then down the right side."""
+        """Return a table of the metrics, in two columns: down the left side, then down the right side."""
         cells = [(Text(printable(row.label)), self._cell(row)) for row in (*self._rows, *self._own_rows())]
         cells.append((Text("time"), Text(duration_text(self._progress.elapsed()))))
         left = self._seconds_left()
@@ -266,7 +266,7 @@ class ConsoleSink:
         return table
 
     def _own_rows(self) -> list[Row]:
-        """The first of the environment's own statistics of ended episodes."""
+        """Return rows for the first of the environment's own statistics of ended episodes."""
         known = {f"episode/{name}" for name in EPISODE_METRICS} | {row.metric for row in self._rows}
         own = [name for name in self._metrics if name.startswith("episode/") and name not in known]
         return [Row(name.removeprefix("episode/")[:14], name) for name in own[:MAX_OWN]]
@@ -283,7 +283,7 @@ class ConsoleSink:
         return Text(bytes_text(free), "bold red" if free < 1e9 else "")
 
     def _step_text(self) -> str:
-        """How far it is, and of the limit that comes first how much of it is done."""
+        """Say how far the run is, and how much of the limit that comes first is done."""
         progress, done = self._progress, count_text(self._step)
         nearest = progress.nearest(self._step, self._batches())
         if nearest is None:

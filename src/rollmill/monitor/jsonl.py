@@ -46,7 +46,8 @@ class JsonlSink:
         clock: Callable[[], float] = time.time,
         unit: str = "frames",
     ) -> None:
-        """``unit``: what the run counts. Rows say ``frames``, or ``step`` with the unit where it is another one."""
+        """Open the file; rows after ``resume_step`` are removed. Rows say ``frames``, or ``step`` with its ``unit``
+        where the run counts something else."""
         self._path = path
         self._clock = clock
         self._unit = unit
@@ -86,7 +87,7 @@ class JsonlSink:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All rows; a last row without its line end (torn by a kill, or being written) is left out."""
+    """Return all rows; a last row without its line end (torn by a kill, or being written) is left out."""
     try:
         return [_parse(path, number, line) for number, line in _whole_lines(path)]
     except OSError as error:
@@ -110,13 +111,13 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def new_name(metric: str) -> str:
-    """What a metric is called today that version 0.1 called otherwise."""
+    """Return what a metric is called today that version 0.1 called otherwise."""
     own = metric.removeprefix("dial/")
     return f"variable/{own}" if own != metric else _OLD_METRICS.get(metric, metric)
 
 
 def old_names(metric: str) -> list[str]:
-    """What version 0.1 called a metric of today, where that was otherwise."""
+    """Return what version 0.1 called a metric of today, where that was otherwise."""
     own = metric.removeprefix("variable/")
     return [f"dial/{own}"] if own != metric else [old for old, new in _OLD_METRICS.items() if new == metric]
 

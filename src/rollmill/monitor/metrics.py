@@ -76,7 +76,7 @@ class EpisodeStats:
 
     @property
     def mean_return(self) -> float | None:
-        """None before the first episode has ended."""
+        """The mean return; None before the first episode has ended."""
         return _mean(self._returns) if self._returns else None
 
     @property
@@ -84,7 +84,7 @@ class EpisodeStats:
         return _mean(self._lengths) if self._lengths else None
 
     def metrics(self) -> dict[str, float]:
-        """``episode/count``, and once an episode has ended its return (mean, min, max) and length."""
+        """Return ``episode/count``, and once an episode has ended its return (mean, min, max) and length."""
         metrics = {"episode/count": float(self.count)}
         if self._returns:
             metrics |= {
@@ -126,7 +126,7 @@ class Rate:
         self._forget(now)
 
     def per_second(self) -> float:
-        """0 while nothing is known, and when nothing has happened for a whole window."""
+        """Return the rate of late; 0 while nothing is known, and when nothing has happened for a whole window."""
         now = self._clock()
         self._forget(now)
         if not self._samples:
@@ -166,12 +166,12 @@ class Progress:
         return self._clock() - self._start
 
     def reached(self, frames: int, batches: float = 0) -> bool:
-        """True when a limit is reached."""
+        """Return whether a limit is reached."""
         nearest = self.nearest(frames, batches)
         return nearest is not None and nearest[1] >= 1.0
 
     def nearest(self, frames: int, batches: float = 0) -> tuple[Limit, float] | None:
-        """The limit that will end the run, and the part of it that is done, 0 to 1; None without a limit."""
+        """Return the limit that will end the run, and the part of it that is done, 0 to 1; None without a limit."""
         shares: dict[Limit, float] = {}
         if self.max_frames > 0:
             shares["frames"] = frames / self.max_frames

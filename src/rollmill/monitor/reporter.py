@@ -96,7 +96,7 @@ class Reporter:
         return self._rate.per_second()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A row for every sink; one that cannot write (disk full) is complained about once, the run goes on."""
+        """Write a row to every sink; one that cannot write (disk full) is complained about once, the run goes on."""
         for sink in self._sinks:
             name = type(sink).__name__
             try:
@@ -123,7 +123,7 @@ class Reporter:
             self._console.refresh()
 
     def end(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The last metrics for whoever looks at the console: rows end a little earlier than runs."""
+        """Show the last metrics on the console: rows end a little earlier than runs."""
         if self._console is not None:
             self._console.end(step, metrics)
 

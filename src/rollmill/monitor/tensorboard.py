@@ -57,7 +57,7 @@ class TensorBoardSink:
         self._write(step, [self._summary.Value(tag=name, simple_value=float(v)) for name, v in metrics.items()])
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """A row of TensorBoard's HParams page: what this run differs in, and the scalars to compare runs by."""
+        """Write a row of TensorBoard's HParams page: what this run differs in, and the scalars to compare runs by."""
         from tensorboardX.summary import hparams
 
         values = {key: v if isinstance(v, bool | int | float | str) else str(v) for key, v in settings.items()}
@@ -65,7 +65,7 @@ class TensorBoardSink:
             self._write(0, list(summary.value))
 
     def image(self, step: int, name: str, png: bytes, size: tuple[int, ...]) -> None:
-        """An RGB image, as a PNG file of ``size`` (height, width)."""
+        """Write an RGB image, given as a PNG file of ``size`` (height, width)."""
         if self._closed:
             raise ValueError(f"the event file in {self._folder} is closed")
         image = self._summary.Image(height=size[0], width=size[1], colorspace=3, encoded_image_string=png)

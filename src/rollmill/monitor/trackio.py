@@ -43,7 +43,7 @@ class TrackioSettings:
 
 
 def require_trackio(wanted: TrackioSettings) -> None:
-    """MissingExtraError if Trackio is asked for and not installed."""
+    """Raise MissingExtraError if Trackio is asked for and not installed."""
     if wanted.on and importlib.util.find_spec("trackio") is None:
         raise MissingExtraError('trackio.on=true needs trackio: pip install "rollmill[trackio]"')
 
@@ -105,7 +105,7 @@ class TrackioSink:
 
 @contextlib.contextmanager
 def _said() -> Iterator[io.StringIO]:
-    """What the package prints, kept off the console, which is ours (and JSON under ``--json``)."""
+    """Catch what the package prints: it is kept off the console, which is ours (and JSON under ``--json``)."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         yield said

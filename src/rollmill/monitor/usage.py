@@ -36,7 +36,7 @@ class Process:
 
 
 def read_process(pid: int, proc: Path = PROC) -> Process | None:
-    """One process; None when it is gone."""
+    """Return what ``/proc`` says of one process; None when it is gone."""
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
         status = (proc / str(pid) / "status").read_bytes()
@@ -61,7 +61,7 @@ def read_process(pid: int, proc: Path = PROC) -> Process | None:
 
 
 def descendants(root: int, proc: Path = PROC) -> dict[int, Process]:
-    """``root`` and everything it has started, directly or not, by process id."""
+    """Return ``root`` and everything it has started, directly or not, by process id."""
     if not proc.is_dir():
         return {}
     numbers = (int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
@@ -80,7 +80,7 @@ def descendants(root: int, proc: Path = PROC) -> dict[int, Process]:
 
 
 def tree_of(pid: int, among: Mapping[int, Process]) -> list[Process]:
-    """A process and its descendants, out of those that were found."""
+    """Return a process and its descendants, out of those that were found."""
     found = [among[pid]] if pid in among else []
     for process in found:
         found += [other for other in among.values() if other.parent == process.pid]
@@ -108,7 +108,7 @@ class Usage:
         self._cpu, self._cpu_at = {pid: process.cpu_seconds for pid, process in found.items()}, now
 
     def metrics(self, workers: Iterable[int] = ()) -> dict[str, float]:
-        """``usage/*`` (see docs/metrics.md); ``workers``: process ids of the workers. Empty without ``/proc``."""
+        """Return ``usage/*`` (see docs/metrics.md), empty without ``/proc``; ``workers``: their process ids."""
         now = self._clock()
         if self._looked_at is None or now - self._looked_at >= self._every_s:
             found = descendants(self._root, self._proc)

@@ -58,7 +58,7 @@ class WandbSettings:
 
 
 def require_wandb(wanted: WandbSettings) -> None:
-    """MissingExtraError if W&B is asked for and not installed."""
+    """Raise MissingExtraError if W&B is asked for and not installed."""
     if wanted.on and importlib.util.find_spec("wandb") is None:
         raise MissingExtraError('wandb.on=true needs wandb: pip install "rollmill[wandb]"')
 
@@ -80,7 +80,7 @@ class WandbSink:
     """
 
     def __init__(self, folder: Path, wanted: WandbSettings, about: TrackedRun, axis: str = "frames") -> None:
-        """``axis``: the column that all metrics are drawn over."""
+        """Begin the run at W&B, or go on with it; ``axis``: the column that all metrics are drawn over."""
         require_wandb(wanted)
         import wandb
 
@@ -168,7 +168,7 @@ class WandbSink:
 
 
 def kept_id(folder: Path) -> str:
-    """The id by which a tracker knows this run: made once, or given by the agent of a sweep, and kept in the folder."""
+    """Return the id by which a tracker knows this run, kept in the folder: made once, or given by a sweep's agent."""
     path = folder / _ID_FILE
     if path.exists():
         return path.read_text(encoding="ascii").strip()

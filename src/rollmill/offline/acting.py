@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollmill.core.fields import Array
+from rollmill.core.fields import MASK_FIELD, Array
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.models.precision import autocast
 from rollmill.offline.model import SequencePolicy
@@ -48,7 +48,7 @@ class TargetPolicy(Policy):
 
     @torch.inference_mode()
     def decide(self, obs: dict[str, Array], first: Array, lanes: Array, reward: Array) -> PolicyOutput:
-        """Actions for lanes ``[n]`` that see ``obs``; ``reward`` ``[n]`` came of the last ones (unless ``first``)."""
+        """Choose actions for lanes ``[n]`` that see ``obs``; ``reward`` ``[n]`` came of the last (unless ``first``)."""
         seen = {name: self._tensor(x) for name, x in obs.items()}
         begins, where = self._tensor(first), self._tensor(lanes)
         left = torch.where(begins, self._targets[where], self._left[where] - self._tensor(reward))
@@ -56,7 +56,7 @@ class TargetPolicy(Policy):
         with autocast(self._device, self._dtype):
             params = self._model.step(seen, self._last[where], left, begins, where, self._memory)
         action, log_prob = self._model.head.decide(
-            params.float(), seen.get("action_mask"), self._generator, self._deterministic
+            params.float(), seen.get(MASK_FIELD), self._generator, self._deterministic
         )
         self._last[where] = action.to(self._last.dtype)
         return PolicyOutput(action.cpu().numpy(), log_prob.cpu().numpy(), left.cpu().numpy())

@@ -49,7 +49,7 @@ class Steps:
 
 
 def network_settings(model: SequenceSettings, bounded: bool) -> ModelSettings:
-    """The encoder's choices of ``model``; ``bounded``: actions are squashed into their bounds."""
+    """Return the encoder's choices of ``model``; ``bounded``: actions are squashed into their bounds."""
     settings = replace(model.model_settings(), policy_gain=0.01, separate_critic=True, log_std="free")
     return replace(settings, action_distribution="tanh_gaussian" if bounded else "gaussian")
 
@@ -89,7 +89,7 @@ class ValuePolicy(nn.Module):
         return self.policy.observation_moments
 
     def loss(self, steps: Steps, update: int) -> Losses:
-        """The loss of optimizer step ``update``, and metrics of its parts."""
+        """Return the loss of optimizer step ``update``, and metrics of its parts."""
         raise NotImplementedError
 
     def follow(self, update: int) -> None:
@@ -98,7 +98,9 @@ class ValuePolicy(nn.Module):
 
     @torch.no_grad()
     def errors(self, steps: Steps) -> dict[str, Tensor]:
-        """Of held-out transitions: squared distances of the most likely action from what was done, and TD errors."""
+        """Return squared errors on held-out transitions: of the most likely action against what was done, and TD
+        errors.
+        """
         output = self.evaluate(self.policy, steps.obs)
         mode = self.policy.head.sample(output.params, deterministic=True)
         seen = self.normaliser(steps.obs)
@@ -107,13 +109,13 @@ class ValuePolicy(nn.Module):
         return {"error": distance, "td_error": (value - self.target(steps)).square()}
 
     def target(self, steps: Steps) -> Tensor:
-        """``[n]``: what the critics should say."""
+        """Return what the critics should say: ``[n]``."""
         raise NotImplementedError
 
     # -- parts ---------------------------------------------------------------------------------
 
     def unit(self, action: Tensor) -> Tensor:
-        """Actions scaled from their bounds to -1..1."""
+        """Scale actions from their bounds to -1..1."""
         return (action - self.center) / self.radius
 
     @staticmethod
@@ -123,11 +125,11 @@ class ValuePolicy(nn.Module):
         return policy.step(obs, first, policy.initial_state(rows.shape[0]))
 
     def discounted(self, steps: Steps, value: Tensor) -> Tensor:
-        """Reward, and the value of where it led to unless the episode ended there."""
+        """Return the reward, plus the discounted value of where it led to unless the episode ended there."""
         return steps.reward + self.settings.gamma * torch.where(steps.terminated, 0.0, value)
 
     def critic_loss(self, steps: Steps, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and mean value."""
+        """Return the critics' loss and mean value."""
         value = self.critics(self.normaliser(steps.obs), self.unit(steps.action))
         return (value - target).square().mean(dim=1).sum(), value.detach().mean()
 
@@ -167,7 +169,7 @@ class Td3Bc(ValuePolicy):
         self.target_policy.observation_moments = self.policy.observation_moments  # taken from the data once, for both
 
     def target(self, steps: Steps) -> Tensor:
-        """The smaller of the slow critics' values of what the slow policy would do, a little off."""
+        """Return the target from the lower slow critic's value of what the slow policy would do, a little off."""
         s = self.settings
         action = self._act(self.target_policy, steps.next_obs)
         noise = (torch.randn_like(action) * s.noise).clamp(-s.noise_limit, s.noise_limit)
@@ -199,19 +201,19 @@ class Td3Bc(ValuePolicy):
         return update % self.settings.policy_every == 0
 
     def _act(self, policy: ActorCritic, obs: Observations) -> Tensor:
-        """Actions ``[n, *shape]`` from -1 to 1."""
+        """Return the policy's mean actions ``[n, *shape]`` from -1 to 1."""
         mean, _ = self.evaluate(policy, obs).params.chunk(2, dim=-1)
         return mean.tanh().reshape(-1, *self.spec.action.shape)
 
 
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
-    """Squares that weigh ``expectile`` where the difference is positive and the rest of 1 where it is negative."""
+    """Square the differences, weighed by ``expectile`` where they are positive and by the rest of 1 where negative."""
     weight = torch.where(difference > 0, expectile, 1 - expectile)
     return weight * difference.square()
 
 
 def check_actions(spec: EnvSpec) -> None:
-    """ConfigError unless all of the action is numbers."""
+    """Raise ConfigError unless all of the action is numbers."""
     if spec.action.kind != "continuous":
         raise ConfigError(
             f"algorithm=iql and algorithm=td3bc are for continuous actions; {spec.name} has {spec.action.kind} ones: "

@@ -61,7 +61,7 @@ class Selection:
     """Episodes that were left out, by reason."""
 
     def summary(self, store: Store) -> dict[str, Any]:
-        """What is learnt from, in numbers."""
+        """Describe what is learnt from, in numbers."""
         lengths = store.table.length
         returns = self.whole_returns
         return {
@@ -100,7 +100,7 @@ def open_store(path: Path, settings: DataSettings) -> Store:
 
 
 def select(store: Store, settings: DataSettings, algorithm: Algorithm, seed: int) -> Selection:
-    """Choose episodes, split off validation; StoreError where rewards are not finite or nothing is left."""
+    """Choose episodes, split off validation; raises StoreError where rewards are not finite or nothing is left."""
     wanted, table = Filter.parse(settings.filter), store.table
     ranks = wanted.top is not None or wanted.return_min is not None or wanted.return_max is not None
     keep = dataclasses.replace(wanted, top=None).mask(table)
@@ -131,7 +131,7 @@ def select(store: Store, settings: DataSettings, algorithm: Algorithm, seed: int
 
 
 def _check_rewards(store: Store, episodes: Array) -> None:
-    """The return of an episode is the sum of its rewards: one NaN among them shows in the table."""
+    """Refuse rewards that are not finite: a return is the sum of its rewards, so one NaN shows in the table."""
     returns = store.table.return_[episodes]
     finished = store.table["finished"][episodes]
     bad = episodes[finished & ~np.isfinite(returns)]
@@ -150,7 +150,7 @@ def _check_rewards(store: Store, episodes: Array) -> None:
 
 
 def check_spec(stored: EnvSpec, env: EnvSpec, where: str) -> None:
-    """ConfigError unless what the store holds is what the environment shows and takes."""
+    """Raise ConfigError unless what the store holds is what the environment shows and takes."""
     have = {field.name: field for field in stored.observation}
     want = {field.name: field for field in env.observation}
     for name, field in want.items():
@@ -193,7 +193,7 @@ def scales_of(store: Store, selection: Selection) -> Scales:
 
 
 def automatic_targets(selection: Selection) -> tuple[float, ...]:
-    """Five returns from the data's median up to the best; fewer where these coincide."""
+    """Choose five returns from the data's median up to the best; fewer where these coincide."""
     returns = selection.whole_returns
     if not len(returns):
         raise ConfigError("no whole episode to take target returns from; set evaluation.targets")
@@ -203,7 +203,7 @@ def automatic_targets(selection: Selection) -> tuple[float, ...]:
 
 @torch.no_grad()
 def fit_normaliser(normaliser: ObservationNormaliser, store: Store, episodes: Array, seed: int) -> None:
-    """Moments of the float observations of some episodes; they stay fixed while learning."""
+    """Compute moments of the float observations of some episodes; they stay fixed while learning."""
     names = list(normaliser.names)
     if not names:
         return
@@ -276,7 +276,7 @@ class WindowLoader:
         return {name: x.pin_memory() for name, x in batch.items()} if self._pin else batch
 
     def _ahead(self, draws: Iterator[Array]) -> Iterator[Tensors]:
-        """Batches in their order, read ahead by threads: decoding and copying leave the interpreter to others."""
+        """Yield batches in their order, read ahead by threads: decoding and copying leave the interpreter to others."""
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="windows")
         waiting: deque[Future[Tensors]] = deque()
         try:
@@ -301,7 +301,7 @@ class WindowLoader:
         return iter(loader)
 
     def validation(self, batches: int) -> Iterator[Inputs]:
-        """Up to so many batches of held-out windows, always the same ones; the last may be short."""
+        """Yield up to so many batches of held-out windows, always the same ones; the last may be short."""
         if self.held_out is None:
             return
         order = Batches(self.held_out, self._batch_size, seed=self._seed, weights="length")
@@ -313,7 +313,7 @@ class WindowLoader:
 
 
 def draw_windows(windows: Windows, batch_size: int, seed: int, first: int = 0) -> Iterator[Array]:
-    """Numbers ``[batch_size]`` of windows, drawn by length, from the ``first``-th draw on and without end.
+    """Yield numbers ``[batch_size]`` of windows, drawn by length, from the ``first``-th draw on and without end.
 
     Each draw has random numbers of its own, so that a place in the order is a number and nothing else.
     """

@@ -132,7 +132,7 @@ class PolicyFitter(OfflineFitter[SequencePolicy, Inputs]):
 
     @torch.inference_mode()
     def validate(self) -> dict[str, float]:
-        """Loss and accuracy (numbers: root of the mean squared error) on held-out windows."""
+        """Return loss and accuracy (numbers: root of the mean squared error) on held-out windows."""
         self.model.eval()
         loss = hits = real = 0.0
         for batch in self.loader.validation(VALIDATION_BATCHES):
@@ -157,7 +157,7 @@ def plan_of(settings: FitSettings) -> FitPlan:
 
 
 def _groups(model: nn.Module, settings: FitSettings) -> list[dict[str, Any]]:
-    """Matrices decay, everything else does not."""
+    """Sort parameters by whether they decay: matrices do, everything else does not."""
     decayed = {m.weight for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     plain = [p for p in model.parameters() if p not in decayed]
     return [

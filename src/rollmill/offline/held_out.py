@@ -46,7 +46,7 @@ class HeldOut:
         self._told = 0
 
     def note(self, step: int, loss: float, weights: Callable[[], Weights]) -> None:
-        """The loss of one validation; ``weights`` are asked for where it is the lowest so far."""
+        """Take note of the loss of one validation; ``weights`` are asked for where it is the lowest so far."""
         self.last_loss = loss
         if loss < self.best_loss:
             self.best_step, self.best_loss, self.since = step, loss, 0
@@ -64,14 +64,14 @@ class HeldOut:
         return self.since >= RISING and self.last_loss - self.best_loss > RISE * abs(self.best_loss)
 
     def warning(self) -> str:
-        """A sentence when the loss has begun to rise, once for every lowest loss; else nothing."""
+        """Return a sentence when the loss has begun to rise, once for every lowest loss; else nothing."""
         if not self.rising or self._told == self.best_step:
             return ""
         self._told = self.best_step
         return self.text()
 
     def text(self) -> str:
-        """What the loss has done since its lowest."""
+        """Say what the loss has done since its lowest."""
         return (
             f"held-out loss has risen since update {self.best_step:,} ({self.best_loss:.4g} there, "
             f"{self.last_loss:.4g} now): the policy is learning the recorded episodes by heart"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rollmill.core.fields import ActionSpec, EnvSpec
+from rollmill.core.fields import MASK_FIELD, ActionSpec, EnvSpec
 from rollmill.models.encoders import ObservationNormaliser, build_encoder
 from rollmill.models.heads.make import build_head
 from rollmill.models.transformer import Memory, Trunk
@@ -97,7 +97,7 @@ class SequencePolicy(nn.Module):
         self.head = build_head(spec.action, size, model)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Distribution parameters ``[B, L, P]``; those of padding mean nothing."""
+        """Return distribution parameters ``[B, L, P]``; those of padding mean nothing."""
         time = self._time(inputs.step)
         parts = [self._observe_windows(inputs), self._act(inputs.action)]
         if self.target is not None:
@@ -116,7 +116,7 @@ class SequencePolicy(nn.Module):
         lanes: Tensor,
         memory: Memory,
     ) -> Tensor:
-        """Parameters ``[n, P]`` for the newest observation ``[n, ...]`` of some lanes; ``memory`` takes it in.
+        """Return parameters ``[n, P]`` for the newest observation ``[n, ...]`` of some lanes; ``memory`` takes it in.
 
         ``last_action``: what the lane did before (anything where ``first``); ``returns`` ``[n]``: what to ask for from
         here on, in units of the return.
@@ -132,14 +132,14 @@ class SequencePolicy(nn.Module):
         return params
 
     def loss(self, inputs: Inputs, params: Tensor) -> Tensor:
-        """``[B, L]``: minus the log-probability of what was done; 0 at padding."""
-        log_prob = self.head.log_prob(params, inputs.action, inputs.obs.get("action_mask"))
+        """Return minus the log-probability of what was done, ``[B, L]``; 0 at padding."""
+        log_prob = self.head.log_prob(params, inputs.action, inputs.obs.get(MASK_FIELD))
         return torch.where(inputs.mask, -log_prob, 0.0)
 
     @torch.no_grad()
     def hits(self, inputs: Inputs, params: Tensor) -> Tensor:
-        """``[B, L]`` float: whether the most likely action is the one taken (numbers: minus the squared error)."""
-        mode = self.head.sample(params, inputs.obs.get("action_mask"), deterministic=True)
+        """Return whether the most likely action is the one taken, ``[B, L]`` (numbers: minus the squared error)."""
+        mode = self.head.sample(params, inputs.obs.get(MASK_FIELD), deterministic=True)
         axes = tuple(range(2, mode.dim()))
         if self.spec.action.discrete:
             same = mode == inputs.action
@@ -164,13 +164,13 @@ class SequencePolicy(nn.Module):
         return token if self.settings.action_tokens else torch.zeros_like(token)
 
     def _observe(self, obs: dict[str, Tensor]) -> Tensor:
-        """``[n, *shape]`` each -> ``[n, D]``."""
+        """Turn observations ``[n, *shape]`` into tokens ``[n, D]``."""
         fields = {field.name: obs[field.name] for field in self.spec.inputs}
         token: Tensor = self.observation(self.encoder(self.normaliser(fields)))
         return token
 
     def _observe_windows(self, inputs: Inputs) -> Tensor:
-        """``[B, L, D]``; every image of a window is encoded once, for all the decisions that see it."""
+        """Return tokens ``[B, L, D]``; every image of a window is encoded once, for all the decisions that see it."""
         if not self.compact:
             flat = {name: x.flatten(0, 1) for name, x in inputs.obs.items()}
             return self._observe(flat).reshape(*inputs.mask.shape, -1)

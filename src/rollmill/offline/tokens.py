@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rollmill.core.errors import StoreError
-from rollmill.core.fields import MASK_FIELD, ActionSpec, EnvSpec
+from rollmill.core.fields import ActionSpec, EnvSpec
 from rollmill.core.slots import OBS
 from rollmill.store.views import MASK, RETURNS, Source, Windows
 
@@ -58,12 +58,12 @@ class Inputs:
 
 
 def columns_for(spec: EnvSpec) -> list[str]:
-    """The columns a sequence policy reads of a store."""
+    """Return the columns a sequence policy reads of a store."""
     return [*(OBS + field.name for field in spec.observation), "action", "step"]
 
 
 def make_windows(source: Source, length: int, episodes: object, spec: EnvSpec, *, overhang: bool) -> Windows:
-    """Windows as ``inputs`` expects them: padded on the left, undiscounted returns-to-go."""
+    """Make windows as ``inputs`` expects them: padded on the left, undiscounted returns-to-go."""
     columns = columns_for(spec)
     return Windows(
         source,
@@ -77,7 +77,7 @@ def make_windows(source: Source, length: int, episodes: object, spec: EnvSpec, *
 
 
 def inputs(batch: Mapping[str, Tensor], spec: EnvSpec) -> Inputs:
-    """A batch of ``make_windows`` as tensors; StoreError where an action is none of the environment's."""
+    """Return a batch of ``make_windows`` as tensors; raises StoreError where an action is none of the environment's."""
     obs = {field.name: batch[OBS + field.name] for field in spec.observation}
     made = Inputs(obs, batch["action"], batch[RETURNS], batch["step"], batch[MASK])
     check_actions(made.action, made.mask, spec.action)
@@ -97,8 +97,3 @@ def check_actions(action: Tensor, mask: Tensor, spec: ActionSpec) -> None:
             f"the store holds the action {choices[row].tolist()}: component {component} must lie below "
             f"{spec.nvec[component]}; find the episode with `rollmill data verify`"
         )
-
-
-def action_mask(obs: Mapping[str, Tensor]) -> Tensor | None:
-    """Which choices were allowed, or None where all are."""
-    return obs.get(MASK_FIELD)

@@ -54,7 +54,7 @@ class TransitionLoader:
             yield self._steps(rows)
 
     def validation(self) -> Steps | None:
-        """Some held-out transitions, always the same ones; None where nothing was held out."""
+        """Return some held-out transitions, always the same ones; None where nothing was held out."""
         count = len(self._held_out)
         if not count:
             return None
@@ -115,7 +115,7 @@ class ValueFitter(OfflineFitter[ValuePolicy, Steps]):
         return {**seen, **led_to, "action": batch.action, "reward": batch.reward}
 
     def validate(self) -> dict[str, float]:
-        """Roots of mean squares on held-out transitions. None of them says which weights play best."""
+        """Return roots of mean squares on held-out transitions. None of them says which weights play best."""
         held_out = self.loader.validation()
         if held_out is None:
             return {}

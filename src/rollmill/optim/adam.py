@@ -90,7 +90,7 @@ class Adam:
         return self._state[index]
 
     def state_dict(self) -> dict[str, Any]:
-        """What was gathered about each parameter; the tensors themselves, not copies."""
+        """Return what was gathered about each parameter; the tensors themselves, not copies."""
         return {"state": {index: dict(entry) for index, entry in self._state.items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -26,9 +26,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from <malloc.h>
 
 
 def map_large_tensors() -> bool:
-    """Give large blocks a mapping of their own, from now on in this process; False where it would not pay.
+    """Give large blocks a mapping of their own, from now on in this process; returns False where it would not pay.
 
-    That is: without huge pages (none on this system, ``THP_MEM_ALLOC_ENABLE=0``, or torch has been used before),
+    It would not without huge pages (none on this system, ``THP_MEM_ALLOC_ENABLE=0``, or torch has been used before),
     and where malloc is not glibc's.
     """
     if not huge_pages_on_request() or not _torch_asks():
@@ -40,7 +40,7 @@ def map_large_tensors() -> bool:
 
 
 def huge_pages_on_request(setting: Path | None = None) -> bool:
-    """Whether Linux gives huge pages to a process that asks."""
+    """Return whether Linux gives huge pages to a process that asks."""
     try:
         text = (setting or HUGE_PAGES).read_text()
     except OSError:
@@ -61,7 +61,7 @@ def _torch_asks() -> bool:
 
 
 def _flags_at(address: int) -> list[str]:
-    """Flags of the mapping at an address (``VmFlags`` of ``SMAPS``; ``hg``: huge pages were asked for), if known."""
+    """Return flags of the mapping at an address (``VmFlags``; ``hg``: huge pages were asked for), if known."""
     try:
         lines = SMAPS.read_text().splitlines()
     except OSError:

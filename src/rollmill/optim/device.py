@@ -14,7 +14,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 
 def choose_device(name: str, key: str = "learning.device") -> torch.device:
-    """The device a name means; ConfigError, which names the ``key``, when it is not there."""
+    """Return the device a name means; a ConfigError, which names the ``key``, says when it is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -29,7 +29,9 @@ def choose_device(name: str, key: str = "learning.device") -> torch.device:
 
 
 def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
-    """The type that matrices are multiplied in; None: float32. ConfigError where the one asked for would be slow."""
+    """Choose the type that matrices are multiplied in; None: float32. Raises ConfigError if the one asked for would be
+    slow.
+    """
     fast = has_fast_bfloat16() if device.type == "cpu" else torch.cuda.is_bf16_supported()
     if precision == "bfloat16" and not fast:
         raise ConfigError("fit.precision=bfloat16: this machine is slower with it; use auto or float32")

@@ -38,12 +38,12 @@ def explain_non_finite(
 
 
 def non_finite(when: str, what: str, kept: str = "The weights were") -> NonFiniteError:
-    """The error that stops a run: ``when`` it was noticed, ``what`` is known of it, and what was ``kept`` from it."""
+    """Make the error that stops a run: ``when`` it was noticed, ``what`` is known, and what was ``kept`` from it."""
     return NonFiniteError(f"NaN or infinity {when}: {what}. {kept} not changed by this step.")
 
 
 def first_bad_place(tensors: Mapping[str, Tensor]) -> str:
-    """Name and index of the first NaN or infinity; empty where there is none."""
+    """Find the first NaN or infinity, and return its name and index; empty where there is none."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             continue

@@ -50,7 +50,7 @@ class Fitter(ABC, Generic[Model, Batch]):
     def __init__(
         self, replicas: Replicas[Model], optimizer: Optimizer, plan: FitPlan, dtype: torch.dtype | None = None
     ) -> None:
-        """``dtype``: the type that matrices are multiplied in; None: float32."""
+        """Set up a fit; ``dtype``: the type that matrices are multiplied in; None: float32."""
         self.replicas, self.optimizer, self.plan, self.dtype = replicas, optimizer, plan, dtype
         self.model = replicas.networks[0]
         self.device = next(self.model.parameters()).device
@@ -63,11 +63,11 @@ class Fitter(ABC, Generic[Model, Batch]):
 
     @abstractmethod
     def next_batch(self) -> Batch:
-        """The batch of this step."""
+        """Return the batch of this step."""
 
     @abstractmethod
     def samples(self, batch: Batch) -> int:
-        """How many samples of the batch count; its loss is their mean."""
+        """Return how many samples of the batch count; its loss is their mean."""
 
     @abstractmethod
     def pieces(self, batch: Batch) -> Sequence[Batch]:
@@ -75,18 +75,18 @@ class Fitter(ABC, Generic[Model, Batch]):
 
     @abstractmethod
     def piece_loss(self, network: Model, piece: Batch, number: int, samples: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """What a piece adds to the loss of its batch, and to the batch's metrics by name (``loss`` among them).
+        """Return what a piece adds to the loss of its batch, and to the batch's metrics by name (``loss`` among them).
 
         ``number``: of the piece; ``samples``: of the whole batch. Pieces are handled by several threads at once.
         """
 
     @abstractmethod
     def inputs(self, batch: Batch) -> Mapping[str, Tensor]:
-        """The tensors of a batch by name, where a NaN may be found."""
+        """Return the tensors of a batch by name, where a NaN may be found."""
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
-        """Metrics of held-out data; none where nothing was held out."""
+        """Return metrics of held-out data; none where nothing was held out."""
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class Fitter(ABC, Generic[Model, Batch]):
         return min(1.0, max(self.step / max(1, plan.steps), self.seconds / plan.seconds if plan.seconds else 0.0))
 
     def train_step(self) -> None:
-        """One batch, one optimizer step; NonFiniteError names the place where a NaN began."""
+        """Take one optimizer step on one batch; a NonFiniteError names the place where a NaN began."""
         begun = time.perf_counter()
         self.replicas.train()
         batch = self.next_batch()
@@ -133,7 +133,7 @@ class Fitter(ABC, Generic[Model, Batch]):
         return {name: sum(float(metrics[name]) for metrics in found) for name in found[0]}
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
-        """Entered where the network is called."""
+        """Return the context in which the network is called: it sets the type that matrices are multiplied in."""
         return autocast(self.device, self.dtype)
 
     def _set_rate(self) -> float:
@@ -156,7 +156,7 @@ class Fitter(ABC, Generic[Model, Batch]):
         return self._metrics.steps > 0
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last call; empty if no step was taken since."""
+        """Return means since the last call; empty if no step was taken since."""
         sums, steps = self._metrics.take()
         if not steps:
             return {}
@@ -199,13 +199,13 @@ class StepMetrics:
         self.steps = 0
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """The metrics of one step."""
+        """Add the metrics of one step."""
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
         self.steps += 1
 
     def take(self) -> tuple[dict[str, float], int]:
-        """(sums, steps) since the last call; begins anew."""
+        """Return (sums, steps) since the last call, and begin anew."""
         taken = self._sums, self.steps
         self._sums, self.steps = {}, 0
         return taken

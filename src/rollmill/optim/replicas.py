@@ -28,7 +28,8 @@ class Replicas(Generic[Model]):
     def __init__(
         self, networks: Sequence[Model], name: str = "fit", shared_weights: bool = True, caller_works: bool = True
     ) -> None:
-        """``name``: how the threads are called. ``caller_works``: whether the calling thread takes the first share.
+        """Take one network for each share; ``name``: of the threads; ``caller_works``: whether the calling thread takes
+        the first share.
 
         What the main thread frees goes back to the system more readily, and is paged in again at the next step: for
         networks with large activations it is cheaper to leave all shares to other threads.
@@ -40,12 +41,12 @@ class Replicas(Generic[Model]):
 
     @classmethod
     def on_threads(cls, model: Model, count: int, name: str = "fit", caller_works: bool = True) -> Replicas[Model]:
-        """One network for each of ``count`` threads, all over the same weights and buffers."""
+        """Make one network for each of ``count`` threads, all over the same weights and buffers."""
         return cls([model, *(_same_weights(model) for _ in range(count - 1))], name, True, caller_works)
 
     @classmethod
     def on_devices(cls, model: Model, devices: Sequence[torch.device]) -> Replicas[Model]:
-        """A copy on every device but the first, where ``model`` is; ``refresh`` them when its weights have changed."""
+        """Copy ``model`` to every device but the first, where it is; ``refresh`` them when its weights have changed."""
         copies = (copy.deepcopy(model).to(device) for device in devices[1:])
         return cls([model, *copies], shared_weights=False, caller_works=False)
 
@@ -55,7 +56,7 @@ class Replicas(Generic[Model]):
             network.train()
 
     def gradients(self, work: Callable[[Model, Share], Result], shares: Sequence[Share]) -> list[Result]:
-        """``work(network, share)`` for all shares at the same time.
+        """Call ``work(network, share)`` for all shares at the same time.
 
         The gradients that it leaves in each network add up in the first one, always in the same order. There are at
         most as many shares as networks; the results are in the order of the shares.
@@ -86,12 +87,12 @@ class Replicas(Generic[Model]):
 
 
 def thread_count(device: torch.device, wanted: int, most: int = sys.maxsize) -> int:
-    """Threads that share a batch: ``wanted`` (0: one per core), but not above ``most``; a GPU needs one."""
+    """Return how many threads share a batch: ``wanted`` (0: one per core), but not above ``most``; a GPU needs one."""
     return max(1, min(wanted or available_cores(), most)) if device.type == "cpu" else 1
 
 
 def _same_weights(model: Model) -> Model:
-    """A network over the same weights and buffers, with gradients of its own."""
+    """Make a network over the same weights and buffers, with gradients of its own."""
     other = copy.deepcopy(model)
     mine, theirs = (*other.parameters(), *other.buffers()), (*model.parameters(), *model.buffers())
     for own, source in zip(mine, theirs, strict=True):

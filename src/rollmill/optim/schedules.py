@@ -22,7 +22,7 @@ class Schedule:
     kind: Literal["constant", "linear", "cosine"] = "constant"
 
     def at(self, progress: float) -> float:
-        """The value when ``progress`` (done / planned) is reached; beyond 1 it stays at ``end``."""
+        """Return the value when ``progress`` (done / planned) is reached; beyond 1 it stays at ``end``."""
         if not progress >= 0:
             raise ValueError(f"progress must be 0 or more, not {progress}")
         progress = min(progress, 1.0)
@@ -45,7 +45,7 @@ class WarmupCosine:
     warmup: int = 0
 
     def at(self, step: int, progress: float) -> float:
-        """The rate of optimizer step ``step``, counted from 0, when ``progress`` (done / planned) is reached."""
+        """Return the rate of optimizer step ``step``, counted from 0, when ``progress`` (done / planned) is reached."""
         share = Schedule(1.0, self.end, "cosine").at(progress)
         return self.rate * share * min(1.0, (step + 1) / max(1, self.warmup))
 
@@ -69,7 +69,7 @@ class KlAdaptiveRate:
             raise ValueError(f"need 0 < minimum <= maximum, not {self.minimum:g} and {self.maximum:g}")
 
     def next(self, rate: float, kl: float) -> float:
-        """The rate to use after an update that moved the policy by ``kl``, which was made at ``rate``."""
+        """Return the rate to use after an update that moved the policy by ``kl``, which was made at ``rate``."""
         if not math.isfinite(kl):
             raise NonFiniteError(f"KL divergence is {kl} at learning rate {rate:g}; lower the rate or max_grad_norm")
         if kl > 2 * self.target:

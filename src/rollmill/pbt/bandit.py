@@ -25,7 +25,7 @@ class GainModel:
     """The Gaussian process; its length and noise are those under which the rows are most likely."""
 
     def __init__(self, times: Array, settings: Array, gains: Array) -> None:
-        """``times`` ``[n]`` in rounds, ``settings`` ``[n, d]`` in 0..1, ``gains`` ``[n]``."""
+        """Fit the model to ``times`` ``[n]`` in rounds, ``settings`` ``[n, d]`` in 0..1 and ``gains`` ``[n]``."""
         self._times, self._settings = times[-NEWEST:], settings[-NEWEST:]
         gains = gains[-NEWEST:]
         self._centre, self._spread = float(gains.mean()), float(gains.std()) or 1.0
@@ -35,7 +35,7 @@ class GainModel:
         self._factor = np.linalg.cholesky(self._covariance(self._length, self._noise))
 
     def _kernel(self, times: Array, settings: Array, length: float) -> Array:
-        """``[len(times), n]``: how related these are to the rows."""
+        """Return ``[len(times), n]``, how related these are to the rows of the model."""
         apart = np.abs(times[:, None] - self._times[None])
         distance = np.square(settings[:, None] - self._settings[None]).sum(-1)
         related: Array = (1 - FORGET) ** (apart / 2) * np.exp(-distance / (2 * length**2))
@@ -50,7 +50,7 @@ class GainModel:
         return float(-0.5 * solved @ solved - np.log(np.diag(factor)).sum())
 
     def predict(self, time: float, settings: Array) -> tuple[Array, Array]:
-        """(mean, deviation) ``[m]`` of the gain of ``settings`` ``[m, d]``, standardised."""
+        """Return (mean, deviation) ``[m]`` of the gain of ``settings`` ``[m, d]``, standardised."""
         related = self._kernel(np.full(len(settings), time), settings, self._length)
         solved = np.linalg.solve(self._factor, related.T)
         mean = solved.T @ np.linalg.solve(self._factor, self._gains)
@@ -67,7 +67,7 @@ class GainModel:
 
 
 def propose(model: GainModel, time: float, near: Sequence[float], rng: np.random.Generator) -> Array:
-    """``[d]`` in 0..1: where the gain may be highest (upper confidence bound); half of the candidates are near."""
+    """Return ``[d]`` in 0..1, where the gain may be highest (upper confidence bound); half the candidates are near."""
     dimensions = len(near)
     anywhere = rng.random((CANDIDATES, dimensions))
     around = np.clip(np.asarray(near) + 0.1 * rng.normal(size=(CANDIDATES, dimensions)), 0, 1)

@@ -19,14 +19,14 @@ class Evidence:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Evidence:
-        """From the objective of every episode; of one episode alone nobody knows how far it is off."""
+        """Sum up the objectives of a member's episodes; one episode alone does not tell how far it is off."""
         count = len(values)
         error = math.sqrt(variance(values) / count) if count > 1 else math.inf
         return cls(fmean(values) if count else math.nan, error, count)
 
 
 def chance(better: Evidence, worse: Evidence, pairs: int = 1) -> float:
-    """How often equal members would differ by so much, in this direction, in any of ``pairs`` that can be chosen from.
+    """Return how often equal members differ by so much, in this direction, in any of ``pairs`` that can be chosen.
 
     Welch's test, one-sided. Whoever compares the best with the worst chooses its pair by looking: among eight equal
     members some two differ "significantly" in every other round. So what holds for one pair counts once for each.
@@ -37,11 +37,11 @@ def chance(better: Evidence, worse: Evidence, pairs: int = 1) -> float:
     if not math.isfinite(error):
         return min(1.0, 0.5 * pairs)
     freedom = error**4 / sum(e.error**4 / (e.episodes - 1) for e in (better, worse) if e.error)
-    return min(1.0, pairs * NormalDist().cdf(-_as_normal(gap / error, freedom)))
+    return min(1.0, pairs * NormalDist().cdf(-as_normal(gap / error, freedom)))
 
 
-def _as_normal(t: float, freedom: float) -> float:
-    """The normal deviate that is as rare as Student's ``t`` (Wallace 1959; off by less than 0.01 from 3 degrees on)."""
+def as_normal(t: float, freedom: float) -> float:
+    """Return the normal deviate as rare as Student's ``t`` (Wallace 1959; off by less than 0.01 from 3 degrees on)."""
     size = (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t * t / freedom))
     return math.copysign(size, t)
 
@@ -56,7 +56,7 @@ class Gate:
     min_episodes: int = 10
 
     def refusal(self, donor: Evidence, taker: Evidence, pairs: int = 1) -> str:
-        """Why ``taker`` is not replaced; empty if it is. ``pairs``: how many the two were chosen from."""
+        """Return why ``taker`` is not replaced; empty if it is. ``pairs``: how many the two were chosen from."""
         gap = donor.mean - taker.mean
         wanted = max(self.gap * abs(donor.mean), self.gap_absolute)
         if gap <= 0:
@@ -69,6 +69,6 @@ class Gate:
         return ""
 
     def ranked(self, evidence: Sequence[Evidence]) -> list[int]:
-        """Members with enough episodes, the best first; among equals the one with the lower number."""
+        """Return the members with enough episodes, the best first; among equals the one with the lower number."""
         known = [k for k, e in enumerate(evidence) if e.episodes >= self.min_episodes and math.isfinite(e.mean)]
         return sorted(known, key=lambda k: (-evidence[k].mean, k))

@@ -69,7 +69,7 @@ class About:
         return cls(pbt, value["configured"], value["period"], value["seed"], value["runs"])
 
     def population(self) -> Population:
-        """The rules as they stand before the first round."""
+        """Return the rules as they stand before the first round."""
         seeds = Seeds(self.seed).branch("pbt")
         return Population(self.pbt, parse_space(self.pbt.tuned), self.configured, seeds, self.period)
 
@@ -105,7 +105,7 @@ class Exchange:
         return (self.folder / "population.json").is_file()
 
     def create(self, about: About) -> None:
-        """Write down who takes part and how; RunFolderError where a population with other settings has begun."""
+        """Write down who takes part and how; raises RunFolderError if one with other settings has begun."""
         if self.exists and self.about().to_dict() != about.to_dict() and (self.folder / "reports").exists():
             raise RunFolderError(f"{self.folder}: this population has begun with other settings: choose another name")
         _write(self.folder / "population.json", about.to_dict())
@@ -130,7 +130,7 @@ class Exchange:
         return max((int(name.removesuffix(".json")) for name in names if name[0] != "."), default=0)
 
     def decided(self, number: int) -> Decided | None:
-        """A round; 0: what everybody begins with. None if it is still to come."""
+        """Return what a round has decided; 0: what everybody begins with. None if it is still to come."""
         if number == 0:
             begun = self.about().population()
             return Decided(0, begun.settings, begun.next_at)
@@ -145,7 +145,7 @@ class Exchange:
         )
 
     def report(self, number: int, member: int, frames: int, evidence: Evidence, checkpoint: Path) -> None:
-        """Member ``member`` is as far as round ``number`` asks, with this checkpoint."""
+        """Report that ``member`` is as far as round ``number`` asks, with this checkpoint."""
         place = self.folder / "reports" / str(number)
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -160,18 +160,18 @@ class Exchange:
         return (self.folder / "reports" / str(number) / f"{member}.json").is_file()
 
     def checkpoint(self, number: int, member: int) -> Path:
-        """Of the moment of the report."""
+        """Return the path of a member's checkpoint, of the moment of its report for a round."""
         return self.folder / "reports" / str(number) / f"{member}.ckpt"
 
     def lose(self, number: int, member: int, frames: int, why: str, again: bool) -> None:
-        """Round ``number`` is not to wait for this member; ``again``: it is to come back with weights of another."""
+        """Say that round ``number`` need not wait for this member; ``again``: it comes back with another's weights."""
         _write(self.folder / "lost" / str(number) / f"{member}.json", {"frames": frames, "again": again, "why": why})
 
     def is_lost(self, number: int, member: int) -> bool:
         return (self.folder / "lost" / str(number) / f"{member}.json").is_file()
 
     def found(self, number: int, member: int) -> None:
-        """A member that round ``number`` did not wait for was started again."""
+        """Say that a member that round ``number`` did not wait for was started again."""
         (self.folder / "lost" / str(number) / f"{member}.json").unlink(missing_ok=True)
 
     def decide(self) -> int:
@@ -205,7 +205,7 @@ class Exchange:
         return number
 
     def missing(self, member: int) -> list[int]:
-        """Members that the next round waits for and that nobody trains now: they need a place to go on."""
+        """Return the members that the next round waits for and that nobody trains now: they need a place to go on."""
         number, runs = self.newest + 1, self.about().runs
         waited = [k for k in range(len(runs)) if k != member and not self.reported(number, k)]
         here = [k for k in waited if not self.is_lost(number, k)]
@@ -215,7 +215,7 @@ class Exchange:
         return _read(self.folder / "rounds" / f"{number}.json", ROUND_SHAPE)
 
     def _rules(self, number: int) -> Population:
-        """The rules as they stand after a round."""
+        """Return the rules as they stand after a round."""
         rules = self.about().population()
         if number:
             value = self._round(number)
@@ -226,7 +226,7 @@ class Exchange:
     # -- what people read ----------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
-        """The ledger: how it began, and every round."""
+        """Return the entries of the ledger: how it began, and every round."""
         about = self.about()
         begin = [dict(own) for own in about.population().settings]
         head = {"begin": begin, "method": about.pbt.method, "objective": about.pbt.objective, "seed": about.seed}
@@ -260,7 +260,7 @@ def _evidence(report: Mapping[str, Any]) -> Evidence:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under another name; a copy, where the disk has no such thing."""
+    """Give the same file another name; where the disk has no hard links, copy it."""
     try:
         target.unlink(missing_ok=True)
         os.link(source, target)

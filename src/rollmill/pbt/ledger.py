@@ -35,7 +35,7 @@ class Ledger:
         self.entries: list[Entry] = []
 
     def begin(self, entries: Sequence[Entry]) -> None:
-        """The file holds just these lines from now on."""
+        """Replace the file, so that it holds just these lines from now on."""
         self.entries = list(entries)
         try:
             atomic.write_text(self.path, "".join(_line(entry) for entry in self.entries))
@@ -43,7 +43,7 @@ class Ledger:
             raise RunFolderError(f"{self.path} cannot be written: {error.strerror or error}") from error
 
     def add(self, entry: Entry) -> None:
-        """One more line; it is on the disk when this returns."""
+        """Append a line; it is on the disk when this returns."""
         self.entries.append(entry)
         try:
             with self.path.open("a", encoding="utf-8") as file:
@@ -59,7 +59,7 @@ def _line(entry: Entry) -> str:
 
 
 def read_ledger(path: Path) -> list[Entry]:
-    """All whole lines; RunFolderError where it is no ledger. A line that was being written is left out."""
+    """Return all whole lines; raises RunFolderError if it is no ledger. A line that was being written is left out."""
     try:
         lines = read_text(path).splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:

@@ -23,7 +23,7 @@ def rounds_of(entries: Sequence[Entry]) -> Sequence[Entry]:
 
 
 def best_member(entries: Sequence[Entry]) -> int:
-    """The member with the highest objective at the newest round; 0 before the first.
+    """Return the member with the highest objective at the newest round; 0 before the first.
 
     Who was not judged at that round has the objective of the last one at which its present weights were.
     """
@@ -40,13 +40,13 @@ def best_member(entries: Sequence[Entry]) -> int:
 
 
 def last_judged(entries: Sequence[Entry], member: int) -> Entry | None:
-    """What is said of a member in the newest round that knows its objective."""
+    """Return what is said of a member in the newest round that knows its objective."""
     rows = (entry["members"][member] for entry in reversed(rounds_of(entries)))
     return next((own for own in rows if own["objective"] is not None), None)
 
 
 def ancestors(entries: Sequence[Entry], member: int) -> list[int]:
-    """Whose weights those of ``member`` were in each stretch: before the first round, before the second, ... now."""
+    """Return whose weights those of ``member`` were: before the first round, before the second, ... now."""
     found = [member]
     for entry in reversed(rounds_of(entries)):
         donors = {move["member"]: move["from"] for move in entry["moves"] if move["from"] is not None}
@@ -55,7 +55,7 @@ def ancestors(entries: Sequence[Entry], member: int) -> list[int]:
 
 
 def schedule(entries: Sequence[Entry], member: int) -> list[Stretch]:
-    """The settings that the present weights of ``member`` were trained with, and from when on.
+    """Return the settings that the present weights of ``member`` were trained with, and from when on.
 
     The first stretch begins at 0. Frames are those of whoever held the weights: members are equally far at every round.
     """
@@ -72,7 +72,7 @@ def schedule(entries: Sequence[Entry], member: int) -> list[Stretch]:
 
 
 def best_so_far(entries: Sequence[Entry], member: int) -> list[tuple[int, float, float]]:
-    """(frames, objective along the lineage of ``member``, best of the population) at every round."""
+    """Return (frames, objective along the lineage of ``member``, best of the population) at every round."""
     found = []
     for entry, holder in zip(rounds_of(entries), ancestors(entries, member)[:-1], strict=True):
         own = entry["members"][holder]

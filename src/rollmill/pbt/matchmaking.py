@@ -62,20 +62,20 @@ class Numbers:
     """Anchors that the run has, or has had."""
 
     def model(self, model: int, policy: int = 0) -> int:
-        """The number of a model's weights of one policy."""
+        """Return the number of a model's weights of one policy."""
         return self.policies * (1 + model) + policy
 
     def model_of(self, number: int) -> int | None:
-        """The model that a number is one of; None: no model's."""
+        """Return the model that a number is one of; None: no model's."""
         return number // self.policies - 1 if self.policies <= number and not self.is_anchor(number) else None
 
     def opponent_of(self, number: int) -> int:
-        """The number that stands for an opponent as a whole: of a model, that of its first policy."""
+        """Return the number that stands for an opponent as a whole: of a model, that of its first policy."""
         model = self.model_of(number)
         return number if model is None else self.model(model)
 
     def fits(self, model: int) -> bool:
-        """Whether there are numbers left for a model."""
+        """Return whether there are numbers left for a model."""
         return not self.is_anchor(self.model(model, self.policies - 1))
 
     def is_anchor(self, number: int) -> bool:
@@ -90,7 +90,7 @@ class Numbers:
 
 
 def pfsp(weighting: Weighting, win_rate: float) -> float:
-    """How much an opponent counts that is beaten with this probability (prioritized fictitious self-play)."""
+    """Return how much an opponent counts that is beaten with this probability (prioritized fictitious self-play)."""
     lost = 1.0 - win_rate
     if weighting == "linear":
         return lost
@@ -102,7 +102,7 @@ def pfsp(weighting: Weighting, win_rate: float) -> float:
 
 
 def weigh(settings: SelfPlaySettings, candidates: Sequence[Candidate], own: Rule | None = None) -> list[float]:
-    """The probability of each candidate (oldest first): they add up to 1. ``own``: the user's rule."""
+    """Return the probability of each candidate (oldest first): they add up to 1. ``own``: the user's rule."""
     count, s = len(candidates), settings
     if own is not None:
         return _shares(_checked(s.rule, own(candidates), count))
@@ -118,7 +118,7 @@ def weigh(settings: SelfPlaySettings, candidates: Sequence[Candidate], own: Rule
 
 
 def _shares(weights: Sequence[float]) -> list[float]:
-    """In shares of their sum; all alike where all are 0: nobody can be beaten more often than always."""
+    """Return shares of the sum; all alike where all are 0: nobody can be beaten more often than always."""
     total = math.fsum(weights)
     return [w / total for w in weights] if total > 0 else [1.0 / len(weights)] * len(weights)
 
@@ -155,7 +155,7 @@ class Odds:
         return cls(tuple(shares), (*sums[:-1], 1.0))
 
     def draw(self, u: float) -> int:
-        """The opponent for a number in [0, 1)."""
+        """Return the opponent for a number in [0, 1)."""
         return self.opponents[bisect(self.limits, u)]
 
 
@@ -177,7 +177,7 @@ class Draw:
     """Of the opponents, by number; 0 for those that are not there."""
 
     def seat(self, lanes: Array, episodes: Array) -> Seats:
-        """``protocols.Matchmaker.seat``."""
+        """Say who plays each lane's episode, and against whom (``protocols.Matchmaker.seat``)."""
         odds, versions = self.odds, self.versions  # another thread replaces them, versions before odds
         envs, agents = np.divmod(lanes, len(self.sides))
         ids = np.empty(len(lanes), np.int16)
@@ -192,7 +192,7 @@ class Draw:
         return Seats(ids, np.array(own, np.int64), against)
 
     def _game(self, env: int, episode: int, odds: Sequence[Odds]) -> tuple[list[int], list[int]]:
-        """Of one episode: who plays each agent, and against whom."""
+        """Draw one episode: return who plays each agent, and against whom."""
         u, v = self.seeds.branch(env, episode).generator().random(2).tolist()
         side = self.learns[int(u * len(self.learns))]
         opponent = odds[self.policy_of_side[side]].draw(v)
@@ -200,14 +200,14 @@ class Draw:
         return [by_side[own] for own in self.sides], [self._met_by(own, side, by_side) for own in self.sides]
 
     def _player(self, number: int, learning: int, opponent: int) -> int:
-        """Who plays a side."""
+        """Return who plays a side."""
         policy = self.policy_of_side[number]
         if number == learning or opponent == LIVE:
             return policy
         return opponent if self.numbers.is_anchor(opponent) else opponent + policy
 
     def _met_by(self, own: int, learning: int, by_side: Sequence[int]) -> int:
-        """Whom a side plays against: the opponent, or (the opponent's side) the one that learns."""
+        """Return whom a side plays against: the opponent, or (the opponent's side) the one that learns."""
         if own != learning:
             return by_side[learning]
         return by_side[next(number for number in range(len(by_side)) if number != own)]

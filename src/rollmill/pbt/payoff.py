@@ -59,7 +59,7 @@ class PairCounts:
         self.total += result.own
 
     def entry(self) -> dict[str, Any]:
-        """As it is written down: counts, and the mean return."""
+        """Return the counts and the mean return, as they are written down."""
         return {
             "games": self.games,
             "wins": self.wins,
@@ -80,7 +80,7 @@ class _Pair:
 
 
 class Payoff:
-    """All pairs of a run."""
+    """The results between every policy and each of its opponents, of a whole run."""
 
     def __init__(self, decay: float, min_games: int) -> None:
         self._decay, self._min_games = decay, min_games
@@ -96,19 +96,19 @@ class Payoff:
         self.games += 1
 
     def known(self, policy: int, opponent: int) -> bool:
-        """Whether there are enough games for a win rate."""
+        """Return whether there are enough games for a win rate."""
         pair = self._pairs.get((policy, opponent))
         # Decayed games never come near a larger minimum than 1 / (1 - decay).
         enough = min(self._min_games, 0.9 / (1 - self._decay)) if self._decay < 1 else self._min_games
         return pair is not None and pair.recent >= enough
 
     def win_rate(self, policy: int, opponent: int) -> float:
-        """Share of the recent games that ``policy`` has won, draws half; 1/2 while there are too few."""
+        """Return the share of the recent games that ``policy`` has won, draws half; 1/2 while there are too few."""
         pair = self._pairs.get((policy, opponent))
         return pair.score / pair.recent if pair is not None and self.known(policy, opponent) else LEVEL
 
     def close(self) -> list[dict[str, Any]]:
-        """The games since the last call, pair by pair; counting begins anew."""
+        """Return the games since the last call, pair by pair; counting begins anew."""
         found = []
         for (policy, opponent), pair in sorted(self._pairs.items()):
             if pair.now.games:
@@ -117,7 +117,7 @@ class Payoff:
         return found
 
     def forget(self, kept: Collection[int]) -> None:
-        """Opponents that are not among ``kept`` have left; what is known of them was written down (``close``)."""
+        """Forget opponents that are not among ``kept``; what is known of them was written down (``close``)."""
         self._pairs = {pair: own for pair, own in self._pairs.items() if pair[1] in kept}
 
     def state(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Games:
     """Environments that fail leave episodes behind of which some agents never tell the end."""
 
     def __init__(self, sides: Iterable[int], numbers: Numbers, result: str = HIGHER) -> None:
-        """``sides``: of every agent; ``result``: see ``SelfPlaySettings``."""
+        """Begin without games; ``sides``: of every agent; ``result``: see ``SelfPlaySettings``."""
         self._sides, self._result = tuple(sides), result
         self._by_return = result in (HIGHER, POSITIVE)
         self.numbers = numbers
@@ -168,13 +168,13 @@ class Games:
         return sum(len(agents) == len(self._sides) for agents in self._open.values())
 
     def add(self, lane: int, episode: int, policy_id: int, episode_return: float) -> list[Result]:
-        """One agent's episode has ended; the results of its game if that was the last thing to be known."""
+        """Note that one agent's episode has ended; return the results of its game if that was all that was missing."""
         game, agent = self._place(lane, episode)
         _slot(self._open, game, self.MOST_OPEN)[agent] = (policy_id, episode_return)
         return self._close(game)
 
     def add_statistic(self, lane: int, episode: int, value: float) -> list[Result]:
-        """The same of what decides about one agent."""
+        """Note the statistic that decides about one agent; return results as ``add`` does."""
         game, agent = self._place(lane, episode)
         _slot(self._told, game, self.MOST_OPEN)[agent] = -value if self._result.startswith("-") else value
         return self._close(game)
@@ -209,7 +209,7 @@ class Games:
         return found
 
     def state(self) -> dict[str, list[list[float]]]:
-        """``open`` and, for results by a statistic, ``told``."""
+        """Return, of games that are not decided, what has ended (``open``) and the statistics so far (``told``)."""
         ended = [[*game, agent, *played] for game, agents in self._open.items() for agent, played in agents.items()]
         told = [[*game, agent, value] for game, agents in self._told.items() for agent, value in agents.items()]
         return {"open": ended, "told": told}
@@ -223,7 +223,7 @@ class Games:
 
 
 def require_statistic(setting: str, told: Mapping[str, bool]) -> None:
-    """ConfigError unless games can be decided by ``setting`` (``selfplay.result=frags``).
+    """Raise ConfigError unless games can be decided by ``setting`` (``selfplay.result=frags``).
 
     ``told``: names of what the environment tells of an episode, and whether it does so of every agent.
     """
@@ -241,7 +241,7 @@ def require_statistic(setting: str, told: Mapping[str, bool]) -> None:
 
 
 def _slot(games: dict[tuple[int, int], dict[int, Any]], game: tuple[int, int], most: int) -> dict[int, Any]:
-    """What is known of a game; the oldest of too many is forgotten."""
+    """Return what is known of a game; the oldest of too many is forgotten."""
     found = games.setdefault(game, {})
     if len(games) > most:
         del games[next(iter(games))]

@@ -70,7 +70,7 @@ class Round:
     kept: Mapping[int, str] = field(default_factory=dict)
 
     def entry(self) -> dict[str, Any]:
-        """As it is written down."""
+        """Return the round as it is written down."""
         members = [
             {
                 "member": k,
@@ -96,7 +96,8 @@ class Population:
     def __init__(
         self, settings: PbtSettings, space: Space, configured: Mapping[str, float], seeds: Seeds, period: int
     ) -> None:
-        """``configured``: what the run's own settings say of every tuned one; ``period``: in frames of a member."""
+        """Set up the members; ``configured``: the run's own value of every tuned setting; ``period``: in frames of a
+        member."""
         self._s, self._space, self._seeds, self._period = settings, space, seeds, period
         self._gate = Gate(
             settings.significance, settings.replace_gap, settings.replace_gap_absolute, settings.min_episodes
@@ -129,7 +130,7 @@ class Population:
     # -- the clock -----------------------------------------------------------------------------
 
     def due(self, frames: Sequence[int]) -> bool:
-        """Whether decisions are due: every member has come that far. ``frames`` of each member."""
+        """Return whether decisions are due: every member has come that far. ``frames`` of each member."""
         return self._s.decides and min(frames) >= self._next_at
 
     @property
@@ -147,7 +148,8 @@ class Population:
         self._next_at = max(self._next_at, frames) + self._period * self.stretch
 
     def _has_risen(self, best: Evidence) -> bool:
-        """Whether the best objective, smoothed, is above its highest by more than noise and a share of its rise."""
+        """Return whether the best objective, smoothed, exceeds its highest by more than noise and a share of its
+        rise."""
         before, highest, mean = self._smooth, self._best, best.mean
         self._smooth = smooth = mean if before is None else before + SMOOTHING * (mean - before)
         self._lowest = lowest = smooth if self._lowest is None else min(self._lowest, smooth)
@@ -238,7 +240,7 @@ class Population:
         return perturbed(self._space, own, rng, (s.perturb_min, s.perturb_max), s.mutation_rate, s.resample_rate)
 
     def _towards(self, copy: Copy, before: Sequence[Values], rng: np.random.Generator) -> Values:
-        """The loser's settings move towards the winner's, with the velocity of earlier moves (GPBT-PL)."""
+        """Move the loser's settings towards the winner's, with the velocity of earlier moves (GPBT-PL)."""
         own, winner = units(self._space, before[copy.member]), units(self._space, before[copy.donor])
         inertia, pull = rng.random(len(own)), rng.random(len(own))
         velocity = self._velocity[copy.member]
@@ -296,5 +298,5 @@ class Population:
 
 
 def plain(value: float) -> float | None:
-    """JSON has neither NaN nor infinity."""
+    """Return a number for JSON, which has neither NaN nor infinity: None for these."""
     return float(value) if math.isfinite(value) else None

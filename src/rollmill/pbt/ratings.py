@@ -50,19 +50,19 @@ class Ratings:
         return whole
 
     def expected(self) -> Array:
-        """[n, n]: the share of points that the row's player should win from the column's."""
+        """Return ``[n, n]``, the share of points that the row's player should win from the column's."""
         share: Array = 1.0 / (1.0 + np.exp(np.subtract.outer(-self.elo, -self.elo) / ELO))
         return share
 
     def better(self, one: int, other: int) -> float:
-        """The probability that ``one`` is the stronger player of the two."""
+        """Return the probability that ``one`` is the stronger player of the two."""
         c = self.covariance
         spread = math.sqrt(max(c[one, one] + c[other, other] - 2 * c[one, other], 1e-12))
         return NormalDist().cdf(float(self.elo[one] - self.elo[other]) / spread)
 
 
 def rate(wins: Array, draws: Array | None = None, confidence: float = CONFIDENCE) -> Ratings:
-    """Ratings from ``wins[i, j]``, the games that i has won against j, and the drawn ones, ``draws[i, j]``.
+    """Return ratings from ``wins[i, j]``, the games that i has won against j, and the drawn ones, ``draws[i, j]``.
 
     Intervals take games for independent of each other. They are as wide as they are for won and lost games, less what
     draws take from the spread of results.
@@ -91,12 +91,12 @@ def rate(wins: Array, draws: Array | None = None, confidence: float = CONFIDENCE
 
 
 def _chance(theta: Array) -> tuple[Array, Array]:
-    """[n, n] of winning against each other, [n] against an average player."""
+    """Return the probabilities ``[n, n]`` of winning against each other, and ``[n]`` against an average player."""
     return 1 / (1 + np.exp(np.subtract.outer(-theta, -theta))), 1 / (1 + np.exp(-theta))
 
 
 def _information(spread: Array, average: Array) -> Array:
-    """[n, n]: what games with so much spread of results say about strengths, and the games credited."""
+    """Return ``[n, n]``, what games with so much spread of results say about strengths, and the games credited."""
     prior = PRIOR_GAMES * average * (1 - average)
     matrix: Array = np.diag(spread.sum(axis=1) + prior) - spread
     return matrix
@@ -114,7 +114,7 @@ def _check(wins: Array, draws: Array) -> None:
 
 
 def wilson(points: float, games: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Wilson's interval of a share of points; a draw counts half, which makes it wider than need be."""
+    """Return Wilson's interval of a share of points; a draw counts half, which makes it wider than need be."""
     if games < 1:
         return 0.0, 1.0
     z, share = _quantile(confidence), points / games

@@ -51,7 +51,7 @@ class Selection:
 
 
 def ordered_pairs(members: int) -> int:
-    """(donor, taker) among so many members."""
+    """Return how many pairs (donor, taker) there are among so many members."""
     return members * (members - 1)
 
 
@@ -64,7 +64,7 @@ def truncation(
     explore: bool = True,
     due: Callable[[int], bool] = lambda _member: True,
 ) -> Selection:
-    """The worst go on from random ones of the best; the middle stays as it is."""
+    """Let the worst go on from random ones of the best; the middle stays as it is."""
     count = min(math.ceil(fraction * len(ranked)), len(ranked) // 2)
     best, selection, tests = ranked[:count], Selection(), ordered_pairs(len(ranked))
     for member in ranked[len(ranked) - count :]:
@@ -75,14 +75,14 @@ def truncation(
 
 
 def sub_population(member: int, members: int, parts: int) -> int:
-    """Which sub-population a member belongs to: neighbours stand together, the first have the shortest period."""
+    """Return the sub-population of a member: neighbours stand together, the first have the shortest period."""
     return member * parts // members
 
 
 def multi_frequency(
     ranked: Sequence[int], evidence: Sequence[Evidence], gate: Gate, number: int, members: int, parts: int
 ) -> Selection:
-    """MF-PBT: round ``number`` (from 1) of sub-populations with periods of 1, 10, 25 and 50 rounds.
+    """Select as MF-PBT does, in round ``number`` (from 1): sub-populations have periods of 1, 10, 25 and 50 rounds.
 
     In each that is due, the last quarter takes weights and settings from its first quarter and explores. The third
     quarter takes weights from the best of other sub-populations, where those are better: their settings with them only
@@ -107,7 +107,7 @@ def multi_frequency(
 
 
 def pairs(ranked: Sequence[int], evidence: Sequence[Evidence], gate: Gate, rng: np.random.Generator) -> Selection:
-    """Random pairs: the loser goes on from the winner's weights, and moves its own settings (GPBT-PL)."""
+    """Draw random pairs: the loser goes on from the winner's weights, and moves its own settings (GPBT-PL)."""
     order = [ranked[k] for k in rng.permutation(len(ranked)).tolist()]
     place = {member: k for k, member in enumerate(ranked)}
     selection = Selection()

@@ -34,8 +34,8 @@ class Range:
 
     @classmethod
     def parse(cls, key: str, described: Any) -> Range:
-        """From ``[low, high]``, ``[low, high, scale]``, ``[low, high, integer]`` or ``[1, 4, 16, choice]``; ValueError
-        where that is no range."""
+        """Read ``[low, high]``, ``[low, high, scale]``, ``[low, high, integer]`` or ``[1, 4, 16, choice]``; raises
+        ValueError if that is no range."""
         parts = list(described) if isinstance(described, list | tuple) else []
         if parts and parts[-1] == CHOICE:
             return cls._choice(key, parts[:-1])
@@ -76,7 +76,7 @@ class Range:
         return (self._inner(value) - low) / (high - low)
 
     def value(self, unit: float) -> float:
-        """The setting at ``unit``, 0 to 1."""
+        """Return the setting at ``unit``, 0 to 1."""
         if self.values:
             return self.values[round(min(max(unit, 0.0), 1.0) * (len(self.values) - 1))]
         low, high = self._inner(self.low), self._inner(self.high)
@@ -93,7 +93,7 @@ class Range:
         return self.low <= value <= self.high and (not self.whole or value.is_integer())
 
     def perturb(self, value: float, factor: float, up: bool) -> float:
-        """``value`` times ``factor``, or divided by it; what would leave the bounds is reflected."""
+        """Return ``value`` times ``factor``, or divided by it; what would leave the bounds is reflected."""
         if self.values:
             place, last = self.values.index(value) + (1 if up else -1), len(self.values) - 1
             return self.values[int(reflect(place, 0, last))]
@@ -110,7 +110,7 @@ class Range:
 
 
 def reflect(x: float, low: float, high: float) -> float:
-    """``x`` within the bounds, as a ray between two mirrors."""
+    """Return ``x`` within the bounds, as a ray between two mirrors."""
     width = high - low
     phase = (x - low) % (2 * width)
     return low + (phase if phase <= width else 2 * width - phase)
@@ -128,7 +128,7 @@ def perturbed(
     rate: float = 1.0,
     resample: float = 0.0,
 ) -> dict[str, float]:
-    """Each setting moved by a random factor with chance ``rate``, or drawn anew with chance ``resample`` of that."""
+    """Move each setting by a random factor with chance ``rate``, or draw it anew with chance ``resample`` of that."""
     found = {}
     for key, bounds in space.items():
         # All four are drawn whatever comes of them: what one setting does moves no other.
@@ -141,7 +141,7 @@ def perturbed(
 
 
 def spread(space: Space, members: int, rng: np.random.Generator) -> list[dict[str, float]]:
-    """Every setting at even distances over the members: the first in order, the others shuffled (a Latin square)."""
+    """Return every setting at even distances over the members: the first in order, others shuffled (Latin square)."""
     columns = {}
     for number, (key, bounds) in enumerate(space.items()):
         values = [bounds.value(u) for u in np.linspace(0, 1, members).tolist()]
@@ -150,7 +150,7 @@ def spread(space: Space, members: int, rng: np.random.Generator) -> list[dict[st
 
 
 def sampled(space: Space, members: int, rng: np.random.Generator) -> list[dict[str, float]]:
-    """Every setting of every member drawn by itself."""
+    """Draw every setting of every member by itself."""
     return [{key: bounds.value(float(rng.random())) for key, bounds in space.items()} for _ in range(members)]
 
 
@@ -159,10 +159,10 @@ def parse_space(described: Mapping[str, Any]) -> dict[str, Range]:
 
 
 def units(space: Space, settings: Mapping[str, float]) -> list[float]:
-    """All settings as 0..1, in the order of the space."""
+    """Return all settings as 0..1, in the order of the space."""
     return [bounds.unit(settings[key]) for key, bounds in space.items()]
 
 
 def from_units(space: Space, numbers: Sequence[float]) -> dict[str, float]:
-    """The settings that stand there in units; beyond the bounds they are reflected."""
+    """Return the settings that ``numbers`` stand for (see ``units``); beyond the bounds they are reflected."""
     return {key: bounds.value(reflect(u, 0.0, 1.0)) for (key, bounds), u in zip(space.items(), numbers, strict=True)}

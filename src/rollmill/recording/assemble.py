@@ -21,13 +21,13 @@ SOURCES = {"global_step": "frames"}
 
 
 class EpisodeOut(Protocol):
-    """Where episodes go, row by row: as ``StoreWriter``, with a question before each lane."""
+    """Takes episodes row by row, as ``StoreWriter`` does, and is asked for room before them (``reserve``)."""
 
     def reserve(self, steps: int, episodes: int) -> None:
-        """Called before so many steps of so many pieces are appended; may raise when there is no room."""
+        """Make room for so many steps of so many pieces, before they are appended; may raise if there is none."""
 
     def begin(self, key: Hashable, info: EpisodeInfo, level: int = 0) -> None:
-        """``level``: how often what is kept can be halved before this one goes (``choose.level_of``)."""
+        """Open an episode; ``level``: how often what is kept can be halved before it goes (``choose.level_of``)."""
 
     def append(self, key: Hashable, columns: Rows) -> None: ...
 
@@ -56,11 +56,11 @@ class LanePlan:
     """What the numbers of episodes are drawn with (``choose.draw``)."""
 
     def worker(self, group: int) -> int:
-        """Number of the worker that runs a group, over the whole run."""
+        """Return the number of the worker that runs a group, over the whole run."""
         return self.workers_before + group // self.groups_per_worker
 
     def seed(self, lane: int, episode: int) -> int | None:
-        """What the env of a lane (numbered over all groups) was reset with for an episode."""
+        """Return what the env of a lane (numbered over all groups) was reset with for an episode."""
         if self.seeds is None:
             return None
         own = (self.groups if self.own_groups is None else self.own_groups) * self.lanes
@@ -118,7 +118,7 @@ class SegmentAssembler:
                 self.longest = max(self.longest, piece.step + piece.stop - piece.start)
 
     def _wanted(self, segment: Rows, group: int, probability: float) -> list[tuple[Piece, float]]:
-        """Pieces of chosen episodes, each with the number it was drawn by; without ``whole`` all of them."""
+        """Return the pieces of chosen episodes, each with the number it was drawn by; without ``whole`` all pieces."""
         pieces = find_pieces(segment)
         lanes = group * self._plan.lanes + pieces.column
         draws = draw(self._plan.key, lanes // self._plan.agents, pieces.episode)
@@ -141,12 +141,12 @@ class SegmentAssembler:
         )
 
     def _task(self, segment: Rows, piece: Piece) -> str:
-        """What the episode is an episode of, in a suite; the store says it elsewhere."""
+        """Return which task of a suite the episode belongs to; empty without a suite."""
         names = self._plan.tasks
         return names[int(segment[OBS + TASK_FIELD][piece.start, piece.column].argmax())] if names else ""
 
     def leave(self, group: int) -> None:
-        """The next segment of a group is not coming: its open episodes are over, as partial ones."""
+        """Note that a group's next segment is not coming: end its open episodes, as partial ones."""
         first = group * self._plan.lanes
         for lane in range(first, first + self._plan.lanes):
             self._joined.leave(lane)

@@ -63,17 +63,17 @@ class Bounds:
 
     @cached_property
     def row(self) -> int:
-        """Of one step. A buffer that does not shrink is stored raw; a lossy one may grow, where images are noise."""
+        """Bytes of one step. A buffer that does not shrink is stored raw; a lossy one may grow, if images are noise."""
         return sum((2 if c.lossy else 1) * c.row_bytes for c in self.schema.columns)
 
     @cached_property
     def overhead(self) -> int:
-        """Of one record."""
+        """Bytes of one record beyond its rows."""
         return frames.FRAME_BYTES + RECORD_BYTES + 10 * len(self.schema.columns)
 
     @cached_property
     def open_episode(self) -> int:
-        """Its last block with the final observation, its end record, and its place in the index."""
+        """Bytes to end an episode: its last block with the final observation, end record, place in the index."""
         return (self.block + 1) * self.row + 2 * self.overhead + EPISODE.itemsize + PLACE.itemsize
 
     @cached_property
@@ -82,11 +82,11 @@ class Bounds:
 
     @property
     def shard_files(self) -> int:
-        """What a shard's two files take beyond their records."""
+        """Bytes of a shard's two files beyond their records."""
         return 2 * DISK_BLOCK + RECORD_BYTES
 
     def steps(self, steps: int) -> int:
-        """Appending so many steps, beyond the last block that ``open_episode`` counts."""
+        """Return the bytes for appending so many steps, beyond the last block that ``open_episode`` counts."""
         blocks = steps // self.block + 1
         return steps * self.row + blocks * (self.overhead + PLACE.itemsize)
 
@@ -105,7 +105,7 @@ class ShardFacts:
 
 
 def look_at(ref: ShardRef) -> ShardFacts:
-    """The facts from the index; where it did not find room on the disk, from the shard itself."""
+    """Return the facts from a shard's index; if that did not find room on the disk, from the shard itself."""
     try:
         found = read_index(ref.index_path, ref.name, ref.bytes).episodes
         lengths, size = found["length"][found["finished"]].tolist(), ref.index_path.stat().st_size
@@ -115,7 +115,7 @@ def look_at(ref: ShardRef) -> ShardFacts:
 
 
 def oldest(shards: Sequence[ShardFacts]) -> ShardFacts | None:
-    """The one that was begun first."""
+    """Return the shard that was begun first."""
     return min(shards, key=lambda s: s.ref.name, default=None)
 
 

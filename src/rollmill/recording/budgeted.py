@@ -125,7 +125,7 @@ class BudgetedWriter:
     # -- EpisodeOut ----------------------------------------------------------------------------
 
     def reserve(self, steps: int, episodes: int) -> None:
-        """Make sure that there is room; ``BudgetReached`` where there is none to be had."""
+        """Make sure that there is room; raises ``BudgetReached`` if there is none."""
         if not self.limit:
             return
         need = self._bounds.steps(steps) + episodes * (self._bounds.open_episode + self._bounds.new_shard)
@@ -195,7 +195,7 @@ class BudgetedWriter:
         return True
 
     def _more_than_half(self) -> bool:
-        """Whether anything would be left after a halving."""
+        """Return whether anything would be left after a halving."""
         levels = [int(found[1]) for shard in self._usage.sealed() if (found := _LEVEL.search(shard.ref.name))]
         return max([*levels, *self._open.values()], default=0) > self.level
 

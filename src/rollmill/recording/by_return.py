@@ -75,7 +75,7 @@ class ReturnFilter:
         self.overflows = 0
 
     def reserve(self, steps: int, episodes: int) -> None:
-        """Nothing is written yet."""
+        """Do nothing: nothing is written yet."""
 
     def begin(self, key: Hashable, info: EpisodeInfo, level: int = 0) -> None:
         self._open[key] = HeldEpisode(info, level)
@@ -136,7 +136,7 @@ class ReturnFilter:
         self.rejected += 1
 
     def close(self) -> None:
-        """The run is over: the best of an unfinished round is kept too."""
+        """Pass on the best of an unfinished round too: the run is over."""
         best, self._best = self._best, None
         if best is not None:
             self._pass_on(best)

@@ -34,7 +34,7 @@ MAX_LEVEL = 15
 
 
 def draw(key: int, envs: Array, episodes: Array) -> Array:
-    """The number in (0, 1] of each episode, float64: the same whenever and wherever it is asked for."""
+    """Draw the number in (0, 1] of each episode, float64: the same whenever and wherever it is asked for."""
     x = envs.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + episodes.astype(np.uint64)
     x += np.uint64(key & 0xFFFFFFFFFFFFFFFF)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # the finaliser of SplitMix64, twice
@@ -46,7 +46,7 @@ def draw(key: int, envs: Array, episodes: Array) -> Array:
 
 
 def level_of(number: float) -> int:
-    """How often episodes can be halved before this one goes: those with ``number <= 2**-level`` stay."""
+    """Return how often episodes can be halved before this one goes: those with ``number <= 2**-level`` stay."""
     return min(MAX_LEVEL, int(-np.log2(number)))
 
 
@@ -56,16 +56,16 @@ class Chooser(Protocol):
     def offered(
         self, groups: Sequence[int], learnt: bool, frames: int, counts: Mapping[str, int], most: float = 1.0
     ) -> None:
-        """The groups of the segments that come next, in the order they ended; ``learnt`` False: they were too old.
+        """Announce the next segments by their groups, in the order they ended; ``learnt`` False: they were too old.
 
         ``frames``: of the run so far. ``counts``: ``SinkCounts``. ``most``: the largest probability that may be used.
         """
 
     def choose(self, position: int, group: int, segment: Mapping[str, Array]) -> float | None:
-        """None if this segment is not needed, else the probability with which episodes that begin in it are kept."""
+        """Return the probability with which episodes that begin in this segment are kept; None if it is not needed."""
 
     def lost(self, group: int | None = None) -> int:
-        """A segment of the group (None: of every group) was needed and could not be kept; returns episodes cut."""
+        """Note that a needed segment of the group (None: of every group) could not be kept; returns episodes cut."""
 
     @property
     def full(self) -> bool:
@@ -85,7 +85,7 @@ class ChosenLanes:
         return int(np.count_nonzero(self._open))
 
     def follow(self, segment: Mapping[str, Array], group: int, probability: float) -> bool:
-        """Choose among the episodes that begin in a segment; whether it has rows of chosen ones."""
+        """Choose among the episodes that begin in a segment; returns whether it has rows of chosen ones."""
         begins = (segment["step"][:-1] == 0) & segment["valid"][:-1]
         rows, lanes = np.nonzero(begins)
         mine = self._open[group]
@@ -99,7 +99,7 @@ class ChosenLanes:
         return needed or bool(chosen.any())
 
     def forget(self, group: int | None = None) -> int:
-        """Rows are lost: chosen episodes of a group (or of all) cannot become whole; returns how many."""
+        """Forget chosen episodes of a group (or of all), as rows of theirs are lost; returns how many there were."""
         lost = self._open if group is None else self._open[group]
         count = int(np.count_nonzero(lost))
         lost[...] = False
@@ -115,7 +115,7 @@ class Size:
     _bytes: int = 0
 
     def learn(self, settled: int, size: int) -> None:
-        """``settled``: rows whose bytes are in ``size``, the store's, by now."""
+        """Learn from ``size``, the store's bytes by now, and ``settled``, the rows in it."""
         if self._settled < 0:
             self._settled, self._bytes = settled, size
         rows = settled - self._settled
@@ -126,7 +126,7 @@ class Size:
         self._settled, self._bytes = settled, size
 
     def restart(self) -> None:
-        """The recorder counts anew; or it has dropped some."""
+        """Forget where the counts stood: the recorder counts anew, or has dropped episodes."""
         self._settled = -1
 
 
@@ -155,7 +155,7 @@ class KeepProbability:
         self._reserved = 0
 
     def now(self, frames: int, counts: Mapping[str, int], open_episodes: int, steps: int, lanes: int) -> float:
-        """For a segment of ``steps`` rows and ``lanes`` lanes.
+        """Return the probability for a segment of ``steps`` rows and ``lanes`` lanes.
 
         ``counts`` as in ``SegmentSink.counts``, ``frames`` of the run so far.
         """
@@ -178,14 +178,14 @@ class KeepProbability:
         return max(0.0, probability)
 
     def full(self, counts: Mapping[str, int], open_episodes: int) -> bool:
-        """Whether there is no room for one more episode, and never will be."""
+        """Return whether there is no room for one more episode, and never will be."""
         drops = self._settings.at_budget != "stop"
         if drops or self._settings.by_return or open_episodes or not self._settings.budget_bytes:
             return False
         return self._room(counts, 0) == 0
 
     def _share_of_rest(self, frames: int, counts: Mapping[str, int], open_episodes: int) -> float:
-        """What is left of the budget, as a share of all rows that are left to be played."""
+        """Return what is left of the budget, as a share of all rows that are left to be played."""
         run = self._run
         under_way = open_episodes * self._length(counts) * self._size.bytes_per_row
         left = SPREAD_SHARE * self._settings.budget_bytes - self._reserved - counts["bytes"] - under_way
@@ -193,7 +193,7 @@ class KeepProbability:
         return left / max(1.0, rows * self._size.bytes_per_row)
 
     def _room(self, counts: Mapping[str, int], open_episodes: int) -> float:
-        """How many more episodes could be begun and kept to their end, be they as long as the longest."""
+        """Return how many more episodes could be begun and kept to their end, be they as long as the longest."""
         limit = self._settings.budget_bytes
         rows = MARGIN * max(counts["longest"], self._run.episode_steps)
         one = counts["overhead"] + rows * MARGIN * self._size.bytes_per_row
@@ -203,7 +203,7 @@ class KeepProbability:
         return max(0.0, room - 2 * math.sqrt(room))  # by chance, more may be chosen than on average
 
     def _length(self, counts: Mapping[str, int]) -> float:
-        """Mean length of an episode."""
+        """Return the mean length of an episode."""
         return counts["rows"] / counts["episodes"] if counts["episodes"] else self._run.episode_steps
 
 
@@ -217,7 +217,7 @@ class EpisodeChooser:
     def offered(
         self, groups: Sequence[int], learnt: bool, frames: int, counts: Mapping[str, int], most: float = 1.0
     ) -> None:
-        """Segments of these groups are to be looked at; those too old to learn from are experience like any other."""
+        """Take note that segments of these groups come next; those too old to learn from are experience too."""
         self._now = (frames, counts, most)
 
     def choose(self, position: int, group: int, segment: Mapping[str, Array]) -> float | None:
@@ -254,7 +254,7 @@ class Load:
         self._before = (0, 0, 0)
 
     def share(self, clock: float, offered: int, counts: Mapping[str, int], filled: float) -> float:
-        """The most that may be chosen now. ``offered``: rows that were played so far."""
+        """Return the most that may be chosen now. ``offered``: rows that were played so far."""
         now = (offered, counts["taken"], counts["busy_us"])
         if self._at is None or now[1] < self._before[1]:  # the first look, or a new process
             self._at, self._before = clock, now

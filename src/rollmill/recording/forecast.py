@@ -54,7 +54,7 @@ class Forecast:
 
 
 def kept_share(settings: RecordingSettings, segments_per_batch: int) -> float:
-    """Share of all rows within the window that are kept."""
+    """Return the share of all rows within the window that are kept."""
     if settings.keep in ("one", "rotate"):
         return 1 / segments_per_batch
     if settings.keep in ("every", "episodes", "best"):
@@ -63,7 +63,7 @@ def kept_share(settings: RecordingSettings, segments_per_batch: int) -> float:
 
 
 def forecast(settings: RecordingSettings, run: RunSize, sample: Sample) -> Forecast:
-    """The arithmetic: rows within the window, times the share kept, times bytes per row."""
+    """Multiply the rows within the window by the share kept and by the bytes per row."""
     total = run.steps or 1_000_000 // run.frames_per_step
     window = Window.parse(settings.when)
     share = window.share(run.steps * run.frames_per_step)

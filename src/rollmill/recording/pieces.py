@@ -33,7 +33,7 @@ class SegmentChoice:
     """By group: whether its newest segment was kept."""
 
     def choose(self, groups: Sequence[int], learnt: bool = True) -> list[int]:
-        """Positions within ``groups`` (the groups of the segments of one training step) to keep, in order.
+        """Return which segments of one training step to keep: positions within ``groups``, theirs, in order.
 
         ``learnt`` False: these segments were too old to learn from; none of them is kept.
         """
@@ -51,13 +51,13 @@ class SegmentChoice:
         return chosen
 
     def _same(self, groups: Sequence[int]) -> int:
-        """A segment that continues a kept one, else that of the lowest group."""
+        """Return the position of a segment that continues a kept one, else that of the lowest group."""
         first = {group: i for i, group in reversed(list(enumerate(groups)))}  # the earliest segment of each group
         continued = [group for group in first if self._last_kept.get(group)]
         return first[min(continued or first)]
 
     def _next_worker(self, groups: Sequence[int]) -> int:
-        """The earliest segment of the next worker in turn that has one."""
+        """Return the position of the earliest segment of the next worker in turn that has one."""
         workers = [group // self.groups_per_worker for group in groups]
         distance = [(worker - self._turn) % self.workers for worker in workers]
         chosen = distance.index(min(distance))

@@ -45,7 +45,7 @@ QUEUE_SHARE = 0.01
 
 
 def spare_slots(settings: RecordingSettings, segments_per_batch: int, segment_bytes: int, serial: bool) -> int:
-    """Slots to add to the arena, so that held segments do not slow sampling down."""
+    """Return how many slots to add to the arena, so that held segments do not slow sampling down."""
     if not settings.on or serial:
         return 0
     if settings.queue_segments:
@@ -75,7 +75,7 @@ class DropCounts:
     """Given up because recording.memory_mb was used up."""
 
     def plus(self, counts: Mapping[str, int]) -> DropCounts:
-        """With what the present sink has counted."""
+        """Return these counts with what the present sink has counted added."""
         own = asdict(self)
         return DropCounts(**{name: value + counts.get(name, 0) for name, value in own.items()})
 
@@ -95,14 +95,14 @@ class Recorder(Protocol):
         """Look at finished segments in the order they ended; returns as many slots to give back in their place."""
 
     def counts(self) -> dict[str, int]:
-        """Metrics of ``SegmentSink.counts``."""
+        """Return the metrics of ``SegmentSink.counts``."""
 
     def stop(self) -> None:
         """Write what waits, seal the shards."""
 
 
 class LocalRecorder:
-    """Everything in this process, at once: deterministic, and friendly to a debugger."""
+    """Records in this process, at once: deterministic, and friendly to a debugger."""
 
     def __init__(self, plan: SinkPlan, chooser: Chooser, arena: Arena) -> None:
         self.drops = DropCounts()
@@ -115,7 +115,7 @@ class LocalRecorder:
         self._sink = SegmentSink(self._plan)
 
     def wait_ready(self) -> None:
-        """It is."""
+        """Return at once: it can always take segments."""
 
     def offer(self, slots: Sequence[int], groups: Sequence[int], frames: int, learnt: bool = True) -> list[int]:
         sink = self._sink
@@ -148,7 +148,7 @@ class LocalRecorder:
 
 
 class ProcessRecorder:
-    """A process of its own: fed through shared memory, watched, restarted within limits, never waited for."""
+    """Records in another process: fed through shared memory, watched, restarted within limits, never waited for."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class ProcessRecorder:
             self._kept.discard(group)
 
     def _take_back(self) -> None:
-        """Slots that the recorder is done with are spare again."""
+        """Make the slots spare again that the recorder is done with."""
         done = int(self._queue.done[0])
         while self._held and (self._held[0][0] < done or self._given_up):
             self._spare.append(self._held.popleft()[1])
@@ -321,7 +321,7 @@ class ProcessRecorder:
         self._spawn()
 
     def _wait(self, timeout: float) -> bool:
-        """Wait for the process to end; whether it did."""
+        """Wait for the process to end; returns whether it did."""
         assert self._child is not None
         if self._child.ends_within(timeout):
             return True
@@ -347,7 +347,7 @@ class ProcessRecorder:
 
 
 def recorder_metrics(recorder: Recorder) -> dict[str, float]:
-    """What a row of metrics says about the recording."""
+    """Return what a row of metrics says about the recording."""
     counts = recorder.counts()
     drops = recorder.drops.plus(counts)
     return {
@@ -365,7 +365,7 @@ def recorder_metrics(recorder: Recorder) -> dict[str, float]:
 
 
 def closing_words(recorder: Recorder, folder: Path) -> str:
-    """One line at the end of the run: what was recorded, and what was not."""
+    """Return one line for the end of the run: what was recorded, and what was not."""
     counts = recorder.counts()
     drops = recorder.drops.plus(counts)
     size = bytes_text(counts["bytes"])

@@ -18,7 +18,7 @@ FULL = -2
 
 
 class SegmentQueue:
-    """The shared numbers."""
+    """The numbers of the queue, in shared memory."""
 
     put: Array  # [1] int64, written by main: entries ever put in
     begun: Array  # [1] int64, written by the recorder
@@ -54,7 +54,7 @@ class SegmentQueue:
         return number
 
     def take(self) -> tuple[int, int, float] | None:
-        """The next entry (slot, group, probability), or None. ``finish`` says that it is done with."""
+        """Take the next entry (slot, group, probability), or None. ``finish`` says that it is done with."""
         number = int(self.begun[0])
         if number == self.put[0]:
             return None
@@ -66,7 +66,7 @@ class SegmentQueue:
         self.done[0] = self.begun[0]
 
     def give_up_begun(self) -> int:
-        """After the death of the reader: the entry it was at is lost; returns 1 if that was a segment."""
+        """Give up the entry that the reader was at when it died; returns 1 if that was a segment."""
         begun, done = int(self.begun[0]), int(self.done[0])
         lost = [k for k in range(done, begun) if self.slot[k % self.capacity] >= 0]
         self.done[0] = begun

@@ -103,7 +103,7 @@ class RecordingSettings:
 
     @property
     def budget_bytes(self) -> int:
-        """0 is no limit."""
+        """The budget in bytes; 0 is no limit."""
         return int(self.budget_gb * 1e9)
 
     @property

@@ -114,15 +114,15 @@ class SegmentSink:
     # -- segments ------------------------------------------------------------------------------
 
     def take(self, segment: Mapping[str, Array], group: int, probability: float = 1.0) -> None:
-        """One segment of a group: ``[T + 1, L, ...]`` per field; ``probability``: of episodes that begin in it."""
+        """Take one segment of a group: ``[T + 1, L, ...]`` per field; ``probability``: of episodes that begin in it."""
         self._guarded(lambda: self._assembler.take(segment, group, probability))
 
     def leave(self, group: int) -> None:
-        """The next segment of this group was not kept."""
+        """Note that the next segment of this group was not kept."""
         self._guarded(lambda: self._assembler.leave(group))
 
     def stop_at_budget(self) -> None:
-        """There is no room for another episode, and none is under way."""
+        """End the recording: there is no room for another episode, and none is under way."""
         if self._writer is not None:
             limit = self._writer.limit / 1e9
             self._give_up(
@@ -167,7 +167,8 @@ class SegmentSink:
             self._give_up("failed", error)
 
     def _stop_in_the_middle(self, error: BudgetReached) -> None:
-        """Episodes were longer than any before: what was begun is kept, as far as room for it was set aside."""
+        """End the recording: episodes were longer than any before; what was begun is kept, as far as room for it was
+        set aside."""
         if self._filter is None:
             try:
                 self._end_all()
@@ -202,7 +203,7 @@ class SegmentSink:
             counts.rejected_episodes, counts.overflows = found.rejected, found.overflows
 
     def counts(self) -> dict[str, int]:
-        """The metrics of ``SinkCounts``; all but the first three since this sink was opened."""
+        """Return the metrics of ``SinkCounts``; all but the first three since this sink was opened."""
         writer = self._writer
         if writer is not None:
             self._note(writer)

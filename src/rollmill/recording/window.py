@@ -23,7 +23,7 @@ class Window:
 
     @staticmethod
     def parse(text: str) -> Window:
-        """``run``, ``spread``, ``last:N``, ``last:P%``, ``after:N``; ValueError on anything else."""
+        """Read ``run``, ``spread``, ``last:N``, ``last:P%`` or ``after:N``; raises ValueError on anything else."""
         if text == "run":
             return Window("run")
         if text == "spread":
@@ -44,7 +44,7 @@ class Window:
         return self.kind in ("last", "spread")
 
     def start(self, limit: int) -> int:
-        """The first frame to record in a run of ``limit`` frames (0: no limit)."""
+        """Return the first frame to record in a run of ``limit`` frames (0: no limit)."""
         if self.kind == "after":
             return int(self.amount)
         if self.kind == "last":
@@ -52,11 +52,11 @@ class Window:
         return 0
 
     def share(self, limit: int) -> float:
-        """The part of the run that lies within the window."""
+        """Return the part of the run that lies within the window."""
         return max(0.0, 1 - self.start(limit) / limit) if limit else 1.0
 
     def is_open(self, frames: int, limit: int, used: int = 0, usable: int = 0) -> bool:
-        """Whether to record now; ``used`` of ``usable`` bytes are taken (for ``spread``).
+        """Return whether to record now; ``used`` of ``usable`` bytes are taken (for ``spread``).
 
         The run is cut into slices. Each may fill the budget up to its share, so what one slice did not use is left to
         the next ones, and recording pauses once a slice has used its part up.

@@ -21,6 +21,7 @@ from rollmill.core.slots import OBS
 from rollmill.core.text import bytes_text
 from rollmill.replay.limiter import RateLimiter
 from rollmill.replay.packing import SegmentCodec
+from rollmill.replay.selectors import Key
 from rollmill.replay.settings import ReplaySettings
 from rollmill.replay.table import TABLE_SHAPE, Table
 from rollmill.replay.triggers import ByClock, ByNew, ByRatio, Trigger
@@ -86,7 +87,7 @@ class SegmentBuffer:
     # -- in ------------------------------------------------------------------------------------
 
     def may_add(self) -> bool:
-        """Whether the ratio allows another segment; if not, a batch may be drawn."""
+        """Return whether the ratio allows another segment; if not, a batch may be drawn."""
         return self.table.limiter.may_insert()
 
     def add(self, segment: Mapping[str, Array], priority: float = 1.0) -> None:
@@ -102,17 +103,23 @@ class SegmentBuffer:
         self.table.insert(Packed(packed, int(segment["version"][:-1].min())), priority)
 
     def _check_contents(self, codec: SegmentCodec) -> None:
-        """Segments from a checkpoint may be of another shape than the run has now."""
+        """Remove segments of a checkpoint that are damaged, or of another shape than the run's now."""
+        found: dict[Key, CodecError] = {}
         for item in self.table:
             try:
-                codec.unpack(item.data.data)
+                codec.check(memoryview(item.data.data))
             except CodecError as error:
-                log.warning("the replayed segments of the checkpoint cannot be used, and are left out: %s", error)
-                self.table.delete([item.key for item in list(self.table)])
-            return
+                found[item.key] = error
+        if found:
+            log.warning(
+                "%s of %s replayed segments of the checkpoint cannot be used, and are left out: %s",
+                *(f"{len(found):,}", f"{len(self.table):,}", next(iter(found.values()))),
+            )
+            self.table.delete(found)
 
     def _require_room(self, packed: int) -> None:
-        """Say what the buffer takes if all segments are like the first; ConfigError where there is no such memory."""
+        """Log what the buffer takes if all segments are like the first; raises ConfigError if that does not fit into
+        memory."""
         capacity = self._settings.capacity
         need, free = capacity * packed, available_memory()
         log.info(
@@ -144,15 +151,15 @@ class SegmentBuffer:
         return self._trigger.timed
 
     def due(self) -> bool:
-        """Whether to learn from a batch now."""
+        """Return whether to learn from a batch now."""
         return self._trigger.due()
 
     def missed(self) -> None:
-        """New segments have come, and no batch could be learnt from."""
+        """Count that new segments have come, and no batch could be learnt from."""
         self._misses += 1
 
     def draw(self) -> dict[str, Array]:
-        """A batch ``[T + 1, batch, ...]``; the arrays are filled again by the next call."""
+        """Draw a batch ``[T + 1, batch, ...]``; the arrays are filled again by the next call."""
         draws = self.table.sample(self.batch, together=True)
         assert self._codec is not None, "a batch is due when segments have come"
         if len(draws) < self.batch:

@@ -21,7 +21,7 @@ NOISE = ("value", "log_prob")
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of one buffer, in bytes."""
+    """What one buffer takes, in bytes."""
 
     capacity: int
     least: int
@@ -43,7 +43,8 @@ class Forecast:
 
 
 def forecast(settings: ReplaySettings, batch: int, layout: SegmentLayout) -> Forecast:
-    """For batches of ``batch`` segments of a lane; ``layout``: of the run's segments."""
+    """Return what a buffer will take with batches of ``batch`` segments of a lane; ``layout``: of the run's
+    segments."""
     fields = [(field, rows) for field, rows in replace(layout, lanes=1).fields() if is_kept(field.name)]
     codec = SegmentCodec(fields)
     empty = {field.name: np.zeros((rows, *field.shape), field.dtype) for field, rows in fields}

@@ -51,12 +51,12 @@ class RateLimiter:
 
     @classmethod
     def by_size(cls, size: int) -> RateLimiter:
-        """Only wait until the table holds so many items."""
+        """Let sampling wait only until the table holds so many items."""
         return cls(1.0, size, -math.inf, math.inf)
 
     @classmethod
     def by_ratio(cls, ratio: float, min_size: int, error: float | tuple[float, float]) -> RateLimiter:
-        """``ratio`` samples for every insert after the first ``min_size``, give or take ``error`` samples.
+        """Allow ``ratio`` samples for each insert after the first ``min_size``, give or take ``error`` samples.
 
         Two numbers are the bounds themselves.
         """
@@ -65,7 +65,7 @@ class RateLimiter:
 
     @classmethod
     def queue(cls, size: int) -> RateLimiter:
-        """Everything is sampled once, and at most ``size`` items wait for it. A stack is limited alike."""
+        """Let everything be sampled once, and at most ``size`` items wait for it. A stack is limited alike."""
         return cls(1.0, 1, 0.0, float(size))
 
     # -- the rule ------------------------------------------------------------------------------

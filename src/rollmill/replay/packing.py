@@ -66,11 +66,11 @@ class SegmentCodec:
 
     @classmethod
     def like(cls, segments: Mapping[str, Array]) -> SegmentCodec:
-        """For the lanes of arrays ``[rows, lanes, ...]``."""
+        """Build the codec for the lanes of arrays ``[rows, lanes, ...]``."""
         return cls([(Field(name, a.dtype.name, a.shape[2:]), len(a)) for name, a in segments.items()])
 
     def pack(self, segment: Mapping[str, Array]) -> bytes:
-        """``segment``: ``[rows, *shape]`` of every field."""
+        """Return a segment, ``[rows, *shape]`` of every field, as bytes."""
         for field, rows in self._fields:
             array = segment[field.name]
             if array.shape != (rows, *field.shape) or array.dtype != np.dtype(field.dtype):
@@ -87,9 +87,10 @@ class SegmentCodec:
         return MAGIC + int(google_crc32c.value(body)).to_bytes(4, "little") + body
 
     def unpack(self, data: bytes | memoryview) -> dict[str, Array]:
-        """Fresh arrays ``[rows, *shape]`` of every field; ``CodecError`` unless it is a whole segment of these."""
+        """Return fresh arrays ``[rows, *shape]`` of every field; raises ``CodecError`` unless ``data`` is a whole
+        segment of them."""
         data = memoryview(data)
-        self._check(data)
+        self.check(data)
         out = {field.name: np.empty((rows, *field.shape), field.dtype) for field, rows in self._fields}
         at = _START.size + self._heads
         for number, part in enumerate(self._parts):
@@ -101,7 +102,8 @@ class SegmentCodec:
             at += head[-1]
         return out
 
-    def _check(self, data: memoryview) -> None:
+    def check(self, data: memoryview) -> None:
+        """Raise ``CodecError`` unless ``data`` is a packed segment of this layout, and whole; nothing is decoded."""
         if len(data) < _START.size + self._heads:
             raise CodecError(f"{len(data)} bytes are too few for a packed segment")
         magic, crc, layout, parts = _START.unpack_from(data)
@@ -137,7 +139,7 @@ class _Part:
         return field if self._plane is None else field[:, self._plane]
 
     def pack(self, field: Array) -> tuple[bytes, list[bytes]]:
-        """(head, pieces of the payload)"""
+        """Return (head, pieces of the payload) of a field."""
         values = np.ascontiguousarray(self._values(field))
         if values.nbytes >= SMALL_BYTES:
             for reduce in (self._to_levels, self._to_narrow):
@@ -213,7 +215,7 @@ def _parts_of(field: Field, rows: int) -> list[_Part]:
 
 
 def _levels(numbers: Array) -> tuple[Array, Array] | None:
-    """(different values, which of them each number is), if there are few enough."""
+    """Return (different values, which of them each number is), if there are few enough."""
     probe = numbers[:: max(1, len(numbers) // PROBE)]
     levels = np.unique(probe)
     while len(levels) <= MOST_LEVELS:
@@ -226,7 +228,7 @@ def _levels(numbers: Array) -> tuple[Array, Array] | None:
 
 
 def _index(numbers: Array, levels: Array) -> Array:
-    """Where each number is in the sorted ``levels``; ``MOST_LEVELS`` where it is not."""
+    """Return where each number is in the sorted ``levels``; ``MOST_LEVELS`` where it is not."""
     if numbers.dtype == np.uint8:
         table = np.full(256, MOST_LEVELS, np.uint8)
         table[levels] = np.arange(len(levels))

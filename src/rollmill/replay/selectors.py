@@ -31,14 +31,14 @@ class Selector(Protocol):
         """Forget a key that is there."""
 
     def select(self) -> Choice:
-        """A key and the probability with which it was chosen; there must be one."""
+        """Choose a key; return it and the probability with which it was chosen. There must be one."""
 
     def keys(self) -> list[Key]:
-        """All keys in an order that, inserted again, makes a selector which chooses alike."""
+        """Return all keys in an order that, inserted again, makes a selector which chooses alike."""
 
 
 def check_priority(priority: float) -> float:
-    """The number itself; ValueError unless it can be a priority."""
+    """Return the number itself; raises ValueError if it cannot be a priority."""
     if not (priority >= 0 and math.isfinite(priority)):
         raise ValueError(f"priority {priority:g}: a finite number that is not negative is needed")
     return float(priority)

@@ -67,10 +67,10 @@ class ReplaySettings:
         return self.capacity > 0
 
     def min_size(self, batch: int) -> int:
-        """Segments that must be there before a batch of ``batch`` is drawn."""
+        """Return how many segments must be there before a batch of ``batch`` is drawn."""
         part = self.capacity // self.preload if self.preload > 1 else self.capacity * self.preload
         return max(batch, int(part))
 
     def error(self, batch: int) -> float:
-        """``error_buffer``, or what is chosen for it."""
+        """Return by how many samples the ratio may be off: ``error_buffer``, or what 0 of it stands for."""
         return self.error_buffer or batch + self.samples_per_insert

@@ -52,7 +52,7 @@ class Draw(Generic[T]):
 
 
 class Table(Generic[T]):
-    """At most ``capacity`` items; ``sampler`` and ``remover`` are named in ``selectors.SELECTORS``.
+    """Holds at most ``capacity`` items; ``sampler`` and ``remover`` are named in ``selectors.SELECTORS``.
 
     ``max_times_sampled``: an item is deleted once it was drawn so often; 0 is never.
     """
@@ -87,14 +87,14 @@ class Table(Generic[T]):
 
     @classmethod
     def queue(cls, size: int) -> Table[T]:
-        """Everything once, in the order it came; inserting waits where ``size`` items wait."""
+        """Build a table that gives everything once, in the order it came; inserting waits where ``size`` items wait."""
         return cls(size, RateLimiter.queue(size), "fifo", "fifo", max_times_sampled=1)
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __iter__(self) -> Iterator[Item[T]]:
-        """Oldest first."""
+        """Yield the items, oldest first."""
         return iter(self._items.values())
 
     def insert(self, data: T, priority: float = 1.0, key: Key | None = None) -> Key:
@@ -128,7 +128,7 @@ class Table(Generic[T]):
             selector.update(key, priority)
 
     def delete(self, keys: Iterable[Key]) -> None:
-        """Remove items; KeyError where one is not there."""
+        """Remove items; raises KeyError if one is not there."""
         for key in keys:
             self.unused += self._items.pop(key).times_sampled == 0
             for selector in self._selectors():
@@ -136,7 +136,7 @@ class Table(Generic[T]):
             self.limiter.deleted += 1
 
     def sample(self, count: int = 1, together: bool = False) -> list[Draw[T]]:
-        """As many draws as the limiter allows, one after the other: ``count`` at most, none at least.
+        """Draw as often as the limiter allows, one after the other: between none and ``count`` draws.
 
         ``together``: all of them or none; those that leave the table on the way do not stop the others.
         """
@@ -156,7 +156,7 @@ class Table(Generic[T]):
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self, contents: bool = True) -> dict[str, Any]:
-        """Counters, generator and, if asked for, the items. Without them it goes on empty, at the same ratio."""
+        """Return counters, generator and, if asked for, the items. Without them it goes on empty, at the same ratio."""
         names = ("key", "data", "priority", "times_sampled", "number")
         return {
             "limiter": self.limiter.state(),

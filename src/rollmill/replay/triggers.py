@@ -18,7 +18,7 @@ class Trigger(Protocol):
     """Whether to ask while nothing is inserted, too."""
 
     def due(self) -> bool:
-        """Whether to train now; True counts as the training having been done."""
+        """Return whether to train now; True counts as the training having been done."""
 
     def state(self) -> dict[str, Any]: ...
 
@@ -26,7 +26,7 @@ class Trigger(Protocol):
 
 
 class ByRatio:
-    """As often as the limiter allows a batch: the ratio of samples to inserts is exact."""
+    """Is due as often as the limiter allows a batch: the ratio of samples to inserts is exact."""
 
     repeats, timed = True, False
 
@@ -44,7 +44,7 @@ class ByRatio:
 
 
 class ByNew:
-    """Once ``needed`` items are new since the check that led to the last training, and the table holds ``min_size``.
+    """Is due once ``needed`` items are new since the check before the last training, and the table holds ``min_size``.
 
     What is new beyond that is forgotten, and inserts never wait: a slow learner samples less than the ratio.
     """
@@ -70,7 +70,7 @@ class ByNew:
 
 
 class ByClock:
-    """Every so many seconds, however much or little is new, once there is a batch."""
+    """Is due every so many seconds, however much or little is new, once there is a batch."""
 
     repeats, timed = False, True
 

@@ -63,7 +63,7 @@ class DataSet:
 
 
 def list_models(root: Path, words: Sequence[str] = ()) -> list[Model]:
-    """Models below ``root`` and those that come with the package, as far as every word fits."""
+    """List models below ``root`` and those that come with the package, as far as every word fits."""
     found = [_shipped(card) for card in sorted(TRAINED.glob("*.json"))]
     if root.is_dir():
         found += [_model(folder, root) for folder in run_folders(root) for folder in _with_stages(folder)]
@@ -71,7 +71,7 @@ def list_models(root: Path, words: Sequence[str] = ()) -> list[Model]:
 
 
 def list_stores(root: Path, words: Sequence[str] = ()) -> list[DataSet]:
-    """All stores below ``root``, those in runs included, as far as every word fits."""
+    """List all stores below ``root``, those in runs included, as far as every word fits."""
     if not root.is_dir():
         raise ConfigError(f"{root}: there is no such folder")
     found = [_store(folder) for folder in _stores(root)]
@@ -79,7 +79,7 @@ def list_stores(root: Path, words: Sequence[str] = ()) -> list[DataSet]:
 
 
 def _with_stages(folder: Path) -> list[Path]:
-    """A run with something trained in it; of a world model its stages."""
+    """Return the folders of a run that hold something trained: its own, and those of a world model's stages."""
     places = [folder, *(folder / name for name in FOLDERS.values())]
     return [place for place in places if _is_model(place)]
 
@@ -105,7 +105,7 @@ def _shipped(card: Path) -> Model:
 
 
 def _command(run: Path) -> str:
-    """How a run was started: by its own diary, or by that of the run it is a part of."""
+    """Return how a run was started: by its own diary, or by that of the run it is a part of."""
     for folder in (run, run.parent):
         try:
             return str(Diary.open(RunFolder(folder).diary).content.get("command", ""))

@@ -80,7 +80,7 @@ class Finding:
 
 
 def check_machine(run_dir: Path, need: Sequence[str] = ()) -> list[Finding]:
-    """All findings; ``need``: extras without which the job would fail."""
+    """Return all findings; ``need``: extras without which the job would fail."""
     unknown = [name for name in need if name not in EXTRAS]
     if unknown:
         hint = nearest(unknown[0], EXTRAS)
@@ -125,7 +125,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_extras(need: Sequence[str] = ()) -> Iterator[Finding]:
-    """Extras that are there, those that are not, and (bad) those that are needed and not there."""
+    """Find extras that are there, those that are not, and (bad) those that are needed and not there."""
     missing = {extra: lacking for extra, modules in EXTRAS.items() if (lacking := _lacking(modules))}
     there = [extra for extra in EXTRAS if extra not in missing]
     yield Finding("extras", "good", f"ready: {', '.join(there) or 'none'}")
@@ -213,7 +213,7 @@ def check_display() -> Iterator[Finding]:
 
 
 def _cannot_reach(display: str) -> str:
-    """Why the X server behind a display's name does not answer; empty if it does."""
+    """Return why the X server behind a display's name does not answer; empty if it does."""
     host, _, rest = display.rpartition(":")
     number = rest.partition(".")[0]
     if not number.isdigit():
@@ -231,7 +231,7 @@ def _cannot_reach(display: str) -> str:
 
 
 def check_gl() -> Iterator[Finding]:
-    """Libraries that draw without a window: MuJoCo's images need one of them."""
+    """Look for libraries that draw without a window: MuJoCo's images need one of them."""
     found = {name: _loads(name) for name in ("EGL", "OSMesa", "GL")}
     there = [name for name, loads in found.items() if loads]
     wanted = {"egl": "EGL", "osmesa": "OSMesa", "glfw": "GL"}.get(os.environ.get("MUJOCO_GL", "").lower())
@@ -247,7 +247,10 @@ def check_gl() -> Iterator[Finding]:
 
 
 def _check_gl_version(egl: bool) -> Iterator[Finding]:
-    """Simulators that draw by shaders (Unity, MuJoCo) need OpenGL 3.2; only EGL can be asked without a window."""
+    """Look which OpenGL there is; only EGL can be asked without a window.
+
+    Simulators that draw by shaders (Unity, MuJoCo) need OpenGL 3.2.
+    """
     said = gl_version.ask() if egl else ""
     version = gl_version.numbers(said)
     if version is None:
@@ -310,7 +313,7 @@ def check_leftovers() -> Iterator[Finding]:
 
 
 def orphan_engines() -> list[int]:
-    """This user's ViZDoom engines that no Python process has started, or no longer."""
+    """Return this user's ViZDoom engines that no Python process has started, or no longer."""
     if not janitor_main.can_look():
         return []
     every = descendants(1)
@@ -326,7 +329,7 @@ def _is_orphan(pid: int, parent: int) -> bool:
 
 
 def _is_reaper(pid: int) -> bool:
-    """Whether a process is one that takes in orphans (an init of a container or of a session)."""
+    """Return whether a process is one that takes in orphans (an init of a container or of a session)."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() in ("systemd", "init", "tini", "dumb-init", "docker-init")
     except OSError:
@@ -342,7 +345,7 @@ def clean_leftovers() -> list[str]:
 
 
 def check_disk(run_dir: Path) -> Iterator[Finding]:
-    """Space and permission where runs will lie; the nearest folder that exists stands for it."""
+    """Look at space and permission where runs will lie; the nearest folder that exists stands for it."""
     there = run_dir.absolute()
     try:
         while not there.exists():
@@ -362,7 +365,7 @@ def check_disk(run_dir: Path) -> Iterator[Finding]:
 
 
 def _write_permission(folder: Path) -> Finding:
-    """Found out by doing it: permissions, read-only mounts and quotas all count, and locks must work, too."""
+    """Try to write and lock a file: permissions, read-only mounts and quotas all count, and locks must work, too."""
     advice = "choose another run.dir, or change its owner or its mount"
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:

@@ -20,7 +20,7 @@ PBUFFER_CONFIG = (0x3033, 0x0001, 0x3040, 0x0008, 0x3038)
 
 
 def ask() -> str:
-    """What the driver calls its version, ``4.5 (Compatibility Profile) Mesa 22.3.6``; empty where there is none."""
+    """Return what the driver calls its version, ``4.5 (Compatibility Profile) Mesa 22.3.6``; empty: there is none."""
     try:
         done = subprocess.run(
             module_command("rollmill.runs.gl_version"), capture_output=True, text=True, timeout=SECONDS
@@ -31,14 +31,14 @@ def ask() -> str:
 
 
 def numbers(version: str) -> tuple[int, int] | None:
-    """``(4, 5)``; None where the text does not begin with a version."""
+    """Return the version as numbers, ``(4, 5)``; None where the text does not begin with a version."""
     major, _, rest = version.partition(" ")[0].partition(".")
     minor = rest.partition(".")[0]
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
 
 
 def look() -> str:
-    """The version of a context that draws into memory; what fails on the way raises."""
+    """Return the version of a context that draws into memory; what fails on the way raises."""
     egl = ctypes.CDLL(ctypes.util.find_library("EGL") or "libEGL.so.1")
     egl.eglGetProcAddress.restype = ctypes.c_void_p
     for name in ("eglGetDisplay", "eglCreateContext"):
@@ -58,7 +58,7 @@ def look() -> str:
 
 
 def _display(egl: Any) -> ctypes.c_void_p:
-    """The first display that works: the usual one, or one without any screen."""
+    """Return the first display that works: the usual one, or one without any screen."""
     found = [egl.eglGetDisplay(None)]
     if address := egl.eglGetProcAddress(b"eglGetPlatformDisplayEXT"):
         of_platform = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)(address)

@@ -60,7 +60,7 @@ def _check_world(verb: tuple[str, ...], files: Sequence[Path], words: Sequence[s
 
 
 def launch_settings(experiment: Experiment, overrides: Sequence[str]) -> LaunchSettings:
-    """How an experiment is to be launched: what its description says, below what the user gives."""
+    """Return how an experiment is to be launched: what its description says, below what the user gives."""
     try:
         load_config(LaunchSettings, [], [], base=experiment.launch)
     except ConfigError as error:
@@ -69,7 +69,7 @@ def launch_settings(experiment: Experiment, overrides: Sequence[str]) -> LaunchS
 
 
 def plan_of(experiment: Experiment, root: Path) -> Plan:
-    """All runs of an experiment; of a search those of its trials so far, or of the first one."""
+    """Plan all runs of an experiment; of a search those of its trials so far, or of the first one."""
     folder = root / experiment.name
     if experiment.population is not None:
         return _plan_population(experiment, experiment.population, folder)
@@ -91,7 +91,7 @@ def _plan_population(experiment: Experiment, pbt: PbtSettings, folder: Path) -> 
 
 
 def launcher_of(records: LaunchRecords, plan: PlanRecord, settings: LaunchSettings) -> Launcher:
-    """Who looks after these runs."""
+    """Return the launcher that looks after these runs."""
     if plan.population is not None:
         return PopulationLauncher(records, plan, settings)
     if plan.search is None:
@@ -102,7 +102,7 @@ def launcher_of(records: LaunchRecords, plan: PlanRecord, settings: LaunchSettin
 def open_launch(
     description: str | Experiment, overrides: Sequence[str], root: Path
 ) -> tuple[LaunchRecords, LaunchSettings, Plan | None]:
-    """A new or changed plan from a description, or None and what is on disk from an experiment's folder."""
+    """Return a new or changed plan from a description, or None and what is on disk from an experiment's folder."""
     if isinstance(description, str) and Path(description).is_dir():
         records = LaunchRecords(Path(description))
         return records, settings_of(records.read_plan(), overrides), None

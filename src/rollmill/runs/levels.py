@@ -88,7 +88,7 @@ def make_levels(env: EnvSettings, seeds: range, workers: int, progress: Progress
 
 
 def _generate(item: tuple[str, list[int]]) -> None:
-    """In a process of its own: begin an episode of each seed."""
+    """Begin an episode of each seed, in a process of its own."""
     settings, seeds = item
     with contextlib.redirect_stdout(io.StringIO()):  # BabyAI says what it rejects, a line each
         env, obs = _env_of(settings)
@@ -121,7 +121,7 @@ class Source:
 
 
 def stores_in(folder: Path) -> list[LevelStore]:
-    """The stores in a folder, or the one that it is; ConfigError where there are none."""
+    """Return the stores in a folder, or the one that it is. Raises ConfigError if there are none."""
     found = [folder] if (folder / SOURCE_FILE).is_file() else sorted(p.parent for p in folder.glob(f"*/{SOURCE_FILE}"))
     if not found:
         raise ConfigError(f"{folder}: no levels are kept here (rollmill levels make ENV {folder} --count 100)")
@@ -129,7 +129,7 @@ def stores_in(folder: Path) -> list[LevelStore]:
 
 
 def describe_levels(folder: Path) -> list[Source]:
-    """What a folder holds, by environment."""
+    """Return what a folder holds, by environment."""
     return [_describe(store) for store in stores_in(folder)]
 
 
@@ -246,12 +246,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def _parse(line: str) -> tuple[int, str] | None:
-    """(seed, key) of a line ``seed key``."""
+    """Return (seed, key) of a line ``seed key``; None for other lines."""
     seed, _, key = line.strip().partition(" ")
     return (int(seed), key.strip()) if seed.isdecimal() and key.strip() else None
 
 
 def _inside(cache: Path, key: str) -> Path | None:
-    """The file of a key, if there is one in the cache: a key of somebody else's must not lead out of it."""
+    """Return the file of a key, if there is one in the cache: a key of somebody else's must not lead out of it."""
     path = (cache / key).resolve()
     return path if path.is_relative_to(cache.resolve()) and path.is_file() else None

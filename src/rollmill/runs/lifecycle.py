@@ -87,12 +87,12 @@ class Ended:
         return 128 + self.signal if self.signal else PAUSED if self.interrupted else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: what all kinds say, and the fields of this one."""
+        """Return for JSON what all kinds say, and the fields of this one."""
         return {name: _json_value(value) for name, value in fields_of(self).items()} | {"interrupted": self.interrupted}
 
 
 def _json_value(value: Any) -> Any:
-    """Of a field of ``Ended``: JSON has neither paths nor NaN."""
+    """Return the value of a field of ``Ended`` for JSON, which has neither paths nor NaN."""
     if isinstance(value, Mapping):
         return {str(name): _json_value(x) for name, x in value.items()}
     if isinstance(value, float):
@@ -149,7 +149,7 @@ class Life:
         return max(self.loaded.step if self.loaded else 0, self._run.step if self._run else 0)
 
     def begin(self, run: Run) -> None:
-        """The run is built: it goes on from its checkpoint, if there is one."""
+        """Begin with a run that was built: it goes on from its checkpoint, if there is one."""
         self._run = run
         if self.log is not None:
             self.log.show()
@@ -170,7 +170,10 @@ class Life:
     # -- while it goes on ----------------------------------------------------------------------
 
     def over(self, limit: Callable[[], str]) -> bool:
-        """Whether a signal, or the ``limit`` that it names, ends the run; RunFolderLost where its folder is gone."""
+        """Return whether a signal, or the reason that ``limit`` gives (empty: none), ends the run.
+
+        Raises RunFolderLost if its folder is gone.
+        """
         self.folder.watch()
         if self.interrupt.signal is not None:
             self.stop(f"{self.interrupt.signal.name} received")
@@ -178,7 +181,7 @@ class Life:
         return bool(self.stop_reason)
 
     def stop(self, reason: str) -> None:
-        """The first reason counts."""
+        """Stop the run for this reason; the first reason counts."""
         self.stop_reason = self.stop_reason or reason
 
     def pause(self, reason: str) -> None:
@@ -200,7 +203,7 @@ class Life:
 
     @contextlib.contextmanager
     def afterwards(self) -> Iterator[None]:
-        """For what comes when everything is saved (it is judged): a signal ends that at once."""
+        """Let a signal end at once what comes when everything is saved (the policy is judged), within this context."""
         interrupt = Interrupt(at_once=True)
         try:
             with interrupt:
@@ -214,7 +217,7 @@ class Life:
     # -- checkpoints ---------------------------------------------------------------------------
 
     def save(self, state: Mapping[str, Any], step: int, metric: float | None = None, stays: bool = False) -> Path:
-        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe).
+        """Write a checkpoint now. Raises CheckpointError if it cannot be written (older ones are safe).
 
         ``metric``: the best ones are kept. ``stays``: this one is, in any case.
         """
@@ -227,7 +230,7 @@ class Life:
         return path
 
     def try_save(self, state: Mapping[str, Any], step: int, metric: float | None = None) -> bool:
-        """``save``, or say in the log that it failed: the run goes on."""
+        """Do what ``save`` does, or say in the log that it failed: the run goes on."""
         try:
             self.save(state, step, metric)
         except CheckpointError as error:
@@ -237,7 +240,7 @@ class Life:
         return True
 
     def save_due(self, updates: int) -> bool:
-        """Whether it is time for a checkpoint; asked once after each training step, ``updates`` of them so far."""
+        """Return whether a checkpoint is due; asked once after each training step, ``updates`` of them so far."""
         by_steps = self._keep.every_updates > 0 and updates % self._keep.every_updates == 0
         return by_steps or time.monotonic() - self._saved_at >= self._keep.seconds
 
@@ -249,13 +252,13 @@ class Life:
     # -- how it ends ---------------------------------------------------------------------------
 
     def ended(self) -> dict[str, Any]:
-        """The fields of ``Ended``, for a run that nothing has failed in."""
+        """Return the fields of ``Ended``, for a run that nothing has failed in."""
         signal = self.interrupt.signal
         state = "interrupted" if self.stopped else "finished"
         return {"state": state, "reason": self.stop_reason, "folder": self.folder.path, "signal": int(signal or 0)}
 
     def status(self, error: BaseException | None) -> tuple[State, str]:
-        """How the run has ended, and why."""
+        """Return how the run has ended, and why."""
         if error is None:
             return "interrupted" if self.stopped else "finished", self.stop_reason
         if not isinstance(error, KeyboardInterrupt):
@@ -282,7 +285,7 @@ class Life:
 
 
 def why_failed(error: BaseException) -> str:
-    """For ``state.json``; what user code has to say may be long, or not even be printable."""
+    """Return the reason for ``state.json``; what user code has to say may be long, or not even be printable."""
     return f"{type(error).__name__}: {error}" if isinstance(error, RollmillError) else error_text(error)
 
 
@@ -299,7 +302,7 @@ def live(
     progress: Progress | None = None,
     page: bool = True,
 ) -> Iterator[Life]:
-    """The life of a run in the folder ``path``; see the top of this module.
+    """Lead a run through its life in the folder ``path``, within this context; see the top of this module.
 
     ``check`` gives a checkpoint of this kind back, or raises CheckpointError. ``inputs``: what the run is made from, by
     name (shapes, checksums); it does not go on with others. ``page``: write a page about it, however it ended.
@@ -361,7 +364,7 @@ def open_diary(life: Life, mode: Mode, command: Sequence[str]) -> Diary:
 
 
 def _write_page(folder: RunFolder) -> None:
-    """A page about the run, however it ended; the run has not failed if this does."""
+    """Write a page about the run, however it ended; the run has not failed if this does."""
     if not folder.config.exists() or folder.lost():  # there is nothing to tell yet, or not any more
         return
     try:

@@ -23,8 +23,10 @@ EPISODE_SECONDS = 20.0
 
 
 def episode_statistics(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> Mapping[str, bool] | None:
-    """Names of what an environment tells of an episode, and whether it does so of every agent; None where none ends in
-    ``EPISODE_SECONDS``."""
+    """Return the names of what an environment tells of an episode, and whether it does so of every agent.
+
+    Returns None where no episode ends in ``EPISODE_SECONDS``.
+    """
     probe = Probe(env, environment, episode_seconds=EPISODE_SECONDS)
     probe.result(timeout)
     return probe.statistics
@@ -42,10 +44,10 @@ def probe_in_child(env: EnvSettings, environment: Mapping[str, str], timeout: fl
 
 
 def keeping_info(env: EnvSettings, names: Sequence[str], environment: Mapping[str, str], timeout: float) -> EnvSettings:
-    """The environment with ``info`` settled: these names, or all that occur where there are none.
+    """Return the environment with ``info`` settled: these names, or all that occur where there are none.
 
     A name alone stands for whatever kind it is found to be in some steps at random (``INFO_STEPS``); what later is of
-    another costs no episode. ConfigError where nothing can be kept.
+    another costs no episode. Raises ConfigError if nothing can be kept.
     """
     probe = Probe(replace(env, info=()), environment, INFO_STEPS)
     probe.result(timeout)

@@ -94,7 +94,7 @@ Answer = Literal["free", "extends", "never"]
 
 
 def may_change(kind: str, key: str) -> Answer:
-    """Whether a setting of a run may differ from what it was begun with, and what follows from it."""
+    """Return whether a setting of a run may differ from what it was begun with, and what follows from it."""
     rules, words = KINDS.get(kind, STRICT), key.split(".")
     if _among(key, rules.free) or (words[-1] in MACHINE and words[0] != "env"):
         return "free"
@@ -122,7 +122,7 @@ def compare(
     inputs_before: Mapping[str, Any] | None = None,
     inputs: Mapping[str, Any] | None = None,
 ) -> Changes:
-    """What has changed that matters; ``inputs``: what the run is made from, by name."""
+    """Return what has changed that matters; ``inputs``: what the run is made from, by name."""
     changes = Changes()
     for key, (old, new) in differences(before, now).items():
         answer = may_change(kind, key)
@@ -140,7 +140,7 @@ def _short(value: Any) -> str:
 
 
 def refuse_changes(kind: str, loaded: Loaded, config: object, inputs: Mapping[str, Any]) -> None:
-    """ConfigError where a run that is continued was begun with other settings, or from something else."""
+    """Raise ConfigError where a run that is continued was begun with other settings, or from something else."""
     if KINDS[kind].extends == ALL:
         return
     # Through the class, so that a setting which is newer than the checkpoint has its default there.
@@ -161,7 +161,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def refuse_other_network(
     loaded: Loaded, saved: Shapes, config: T, network: Sequence[str], shapes: Callable[[T], Shapes]
 ) -> None:
-    """ConfigError where the ``saved`` weights do not fit the network that ``config`` asks for; names the settings.
+    """Raise ConfigError, which names settings, if ``saved`` weights do not fit the network ``config`` asks for.
 
     ``network``: keys, or blocks of them, that make the network; ``shapes`` builds it.
     """
@@ -187,7 +187,7 @@ UNBUILT = ("model.custom", "model.custom_args")
 
 
 def _shapes_with(config: T, key: str, value: Any, shapes: Callable[[T], Shapes]) -> Shapes | None:
-    """Of the network if one setting were another; None where that goes with nothing else."""
+    """Return the network's shapes if one setting were another; None where that goes with nothing else."""
     values = to_dict(config)
     *blocks, name = key.split(".")
     place = values
@@ -201,7 +201,7 @@ def _shapes_with(config: T, key: str, value: Any, shapes: Callable[[T], Shapes])
 
 
 def _word(value: Any) -> str:
-    """As it is typed on the command line."""
+    """Return a value as it is typed on the command line."""
     return value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
 
 
@@ -211,9 +211,9 @@ def _word(value: Any) -> str:
 def find_checkpoint(
     path: Path, mode: Mode, restore: Path | None, check: Callable[[Loaded], Loaded], must_exist: bool = True
 ) -> Loaded | None:
-    """The checkpoint a run in the folder ``path`` goes on from, read and verified before anything is changed.
+    """Find the checkpoint a run in the folder ``path`` goes on from, read and verified before anything is changed.
 
-    None for a run that begins: a new one, or one to be resumed that never came to its first training step.
+    Returns None for a run that begins: a new one, or one to be resumed that never came to its first training step.
     ``must_exist``: one that did must have a checkpoint.
     """
     if restore is not None:
@@ -230,7 +230,7 @@ def find_checkpoint(
 
 
 def _require_no_parent(folder: RunFolder) -> None:
-    """A run that was to begin with the weights of another one must not begin without them."""
+    """Raise CheckpointError if a run was to begin with the weights of another one: it must not begin without them."""
     parent = Diary.open(folder.diary).content.get("parent") if folder.diary.exists() else None
     if parent:
         raise CheckpointError(
@@ -240,7 +240,7 @@ def _require_no_parent(folder: RunFolder) -> None:
 
 
 def require_kind(loaded: Loaded, kind: str, shape: Shape) -> Loaded:
-    """The checkpoint itself; CheckpointError unless a run of this kind has written it, and it has this ``shape``."""
+    """Return the checkpoint itself. Raises CheckpointError unless a run of this kind wrote it, with this ``shape``."""
     rules, state, path = KINDS[kind], loaded.state, loaded.path
     if not isinstance(state, Mapping) or state.get("kind") != rules.saved_as:
         raise CheckpointError(f"{path}: not a checkpoint of {rules.words}; choose another one")
@@ -252,7 +252,10 @@ def require_kind(loaded: Loaded, kind: str, shape: Shape) -> Loaded:
 
 
 def stage_check(stage: str, shape: Mapping[str, Shape]) -> Callable[[Loaded], Loaded]:
-    """Gives a checkpoint of a stage of a world model back; CheckpointError unless it is one, of this ``shape``."""
+    """Return a check that gives a checkpoint of this stage of a world model back.
+
+    It raises CheckpointError unless the checkpoint is one, of this ``shape``.
+    """
 
     def check(loaded: Loaded) -> Loaded:
         state = loaded.state
@@ -273,7 +276,7 @@ def stage_check(stage: str, shape: Mapping[str, Shape]) -> Callable[[Loaded], Lo
 def resumed_settings(
     kind: type[T], folder: RunFolder, files: Sequence[Path], overrides: Sequence[str], restore: Path | None = None
 ) -> T:
-    """The settings of a run below the given ones: from its ``config.yaml`` or, where that is gone, its checkpoint."""
+    """Return a run's settings, below the given ones: of its ``config.yaml`` or, if that is gone, its checkpoint."""
     if folder.config.is_file():
         return load_config(kind, (folder.config, *files), overrides)
     if not folder.holds_run():

@@ -35,7 +35,7 @@ class SavedEnv:
 def stored_env(
     env_id: str, args: Mapping[str, Any], settings: Mapping[str, Any] | None, spec: EnvSpec
 ) -> dict[str, Any]:
-    """The environment of a store's episodes, as ``SavedEnv`` reads it.
+    """Return the environment of a store's episodes, as ``SavedEnv`` reads it.
 
     ``settings``: what else the store knows of it. Version 0.1 has kept id and arguments alone; what that had added to
     observations shows in their names.
@@ -56,9 +56,10 @@ def load_saved(
     trust_code: bool = False,
     trains: bool = False,
 ) -> T:
-    """Settings that ``source`` holds, below what the user gives. ``trains``: for a training, which runs more of them.
+    """Load settings that ``source`` holds, below what the user gives.
 
-    Raises UntrustedCodeError where they name code that the user has not named, unless it is trusted.
+    ``trains``: for a training, which runs more of the code they name. Raises UntrustedCodeError where they name code
+    that the user has not named, unless it is trusted.
     """
     config = saved_settings(cls, saved, source, files, overrides)
     if not trust_code:
@@ -68,7 +69,7 @@ def load_saved(
 
 
 def code_in(config: object, trains: bool = False) -> dict[KeyPath, Any]:
-    """Keys of a configuration whose values name code, a program or a file that can do as much.
+    """Return the keys of a configuration whose values name code, a program or a file that can do as much.
 
     ``trains``: also the code that acting never runs, of learners and observers.
     """

@@ -43,7 +43,7 @@ class Inference:
         policy_of_group: Sequence[int] = (),
         ensemble: Ensemble | None = None,
     ) -> None:
-        """``policies``: one ``InPlacePolicy``, or any number of ``Policy``; ``matchmaker``: only with these.
+        """Ask one ``InPlacePolicy``, or any number of ``Policy``; only these can have a ``matchmaker``.
 
         ``policy_of_group``: where whole groups belong to one policy each; ``ensemble``: who asks all of these at once.
         """
@@ -75,11 +75,11 @@ class Inference:
         """[slots]: the group that fills, or filled, a slot."""
 
     def full(self, groups: Array) -> Array:
-        """Which of these ready groups have filled their segments."""
+        """Return, for each of these ready groups, whether it has filled its segment."""
         return np.asarray(self._box.row[groups] + 1 == self._arena.layout.steps)
 
     def servable(self, groups: Array) -> Array:
-        """Those ready groups that can go on: a full segment needs a free slot to continue in."""
+        """Return those ready groups that can go on: a full segment needs a free slot to continue in."""
         full = self.full(groups)
         if not full.any():
             return groups
@@ -163,7 +163,7 @@ class Inference:
         )
 
     def _ask_by_group(self, groups: Array, slots: Array, rows: Array, closing: Array) -> None:
-        """Whole groups belong to one policy each: no lanes have to be looked for."""
+        """Ask the policies where whole groups belong to one each: no lanes have to be looked for."""
         order = np.argsort(self._owner_of_group[groups], kind="stable")
         groups, slots, rows, closing = groups[order], slots[order], rows[order], closing[order]
         owners = self._owner_of_group[groups]
@@ -178,7 +178,7 @@ class Inference:
             self._ask(k, self._request(groups[own], slots[own], rows[own], closing[own]))
 
     def _ask_by_lane(self, request: ActRequest, again: bool) -> None:
-        """Lanes of a group belong to several policies, or to opponents."""
+        """Ask the policies where lanes of a group belong to several, or to opponents."""
         slots, rows, lanes = request.slots, request.rows, request.lanes
         owner = self.policy_of_lane[request.groups].ravel()
         for mine, answer in self._answers(owner, request, again):
@@ -221,7 +221,7 @@ class Inference:
         return found
 
     def seats(self) -> dict[str, Array]:
-        """Who plays every lane, for a checkpoint of serial mode; empty without self-play."""
+        """Return who plays every lane, for a checkpoint of serial mode; empty without self-play."""
         return {} if self._matchmaker is None else {name: array.copy() for name, array in self._seats.items()}
 
     def load_seats(self, saved: Mapping[str, Array]) -> None:
@@ -230,9 +230,9 @@ class Inference:
             array[:] = saved[name]
 
     def _last_rewards(self, slots: Array, rows: Array, closing: Array) -> Array:
-        """``[n]``: the reward of row t - 1 lies in the slot that row t lies in, or, where row t opens a slot, in the
-        last but one row of the slot that was closed with it (-1 before a run's first decision: all lanes are first).
-        """
+        """Return ``[n * L]``, the rewards of row t - 1. They lie in the slot that row t lies in, or, where row t opens
+        a slot, in the last but one row of the slot that was closed with it (-1 before a run's first decision: all of
+        those lanes are at a first step)."""
         opens = rows == 0
         before = np.where(opens, self._arena.layout.steps - 1, rows - 1)
         return self._rows_of(self._arena["reward"], np.where(opens, closing, slots), before)
@@ -270,7 +270,7 @@ class Inference:
         self._arena["state"][slots[group[keep]], rows[group[keep]] // every, lane[keep]] = state[keep]
 
     def _rows_of(self, array: Array, slots: Array, rows: Array) -> Array:
-        """``[n * L, ...]``: a view for one group, one gathered copy for several."""
+        """Return ``[n * L, ...]``: a view for one group, one gathered copy for several."""
         if slots.size == 1:
             view: Array = array[slots[0], rows[0]]
             return view

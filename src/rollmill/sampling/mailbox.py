@@ -86,7 +86,7 @@ class Mailbox:
             self.main_sleeping[0] = 1
 
     def numbers(self, name: str) -> memoryview:
-        """The same as the array of int64 of that name, for who reads and writes few at a time."""
+        """Return the array of int64 of that name as a memoryview, for who reads and writes few at a time."""
         return self.block.raw(self._offsets[name], getattr(self, name).nbytes).cast("q")
 
     def line(self, worker: int) -> memoryview:
@@ -94,16 +94,16 @@ class Mailbox:
         return self.block.raw(self._lines_at + worker * LINE_BYTES, LINE_BYTES)
 
     def ready(self) -> Array:
-        """Groups whose last command is done: their newest row waits for an action."""
+        """Return the groups whose last command is done: their newest row waits for an action."""
         found: Array = (self.command == self.done).nonzero()[0]
         return found
 
     def missing(self) -> int:
-        """How many groups more must become ready before the main process infers; 0 when enough are."""
+        """Return how many groups more must become ready before the main process infers; 0 when enough are."""
         return max(0, int(self.wanted[0]) - int(np.count_nonzero(self.command == self.done)))
 
     def enough_ready(self) -> bool:
-        """Whether as many groups are ready as the main process waits for."""
+        """Return whether as many groups are ready as the main process waits for."""
         return not self.missing()
 
     def restart(self, groups: Array) -> None:

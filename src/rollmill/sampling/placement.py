@@ -20,12 +20,12 @@ SHARED_FROM = 4
 
 
 def default_workers() -> int:
-    """One worker for each core that this process can keep busy."""
+    """Return one worker for each core that this process can keep busy."""
     return available_cores()
 
 
 def share_cores(count: int) -> list[frozenset[int]]:
-    """The cores of each rank: equal shares, none in common; empty sets where there are too few, or none are known."""
+    """Return the cores of each rank: equal shares, none in common; empty sets if there are too few or none known."""
     cores = usable_cores()
     each = len(cores) // count
     return [frozenset(cores[rank * each : (rank + 1) * each]) for rank in range(count)]
@@ -55,16 +55,16 @@ class Placement:
         return cls(cores, _inference_core(cores, workers, settings.mode) if pin_inference else None)
 
     def worker(self, index: int) -> int | None:
-        """The core of a worker; those beyond the last core begin again with the first."""
+        """Return the core of a worker; those beyond the last core begin again with the first."""
         return self.cores[index % len(self.cores)] if self.cores else None
 
     def beside_inference(self, index: int) -> bool:
-        """Whether this worker shares its core with the inference thread, and has to step aside."""
+        """Return whether this worker shares its core with the inference thread, and has to step aside."""
         return self.inference is not None and self.worker(index) == self.inference.core
 
 
 def _inference_core(cores: Sequence[int], workers: int, mode: str) -> InferenceCore | None:
-    """A core without a worker when every worker is pinned to one; else the last one, whose worker steps aside.
+    """Choose a core without a worker if every worker is pinned to one; else the last one, whose worker steps aside.
 
     None where nobody can step aside: too few cores, or everybody has to wait for the slowest (sync mode).
     """

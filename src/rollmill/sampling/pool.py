@@ -77,10 +77,10 @@ class WorkerPool(Protocol):
     def start(self) -> None: ...
 
     def pin_inference_thread(self) -> None:
-        """The calling thread does inference from now on: give it its core."""
+        """Give the calling thread its core: it does inference from now on."""
 
     def post(self, groups: Array) -> None:
-        """The commands of these groups are in the mailbox: have them done."""
+        """Have the commands done that the mailbox has for these groups."""
 
     def wait(self, timeout: float) -> None:
         """Return when some group may have become ready, or after ``timeout`` seconds."""
@@ -89,7 +89,7 @@ class WorkerPool(Protocol):
         """Look after the workers; returns groups that a replaced worker lost (mailbox already reset)."""
 
     def pop_stats(self) -> EpisodeStats:
-        """The envs' own metrics of ended episodes that have come in; only from the thread that runs the rounds.
+        """Return the envs' own metrics of ended episodes that have come in; only from the thread that runs the rounds.
 
         Workers tell them before they hand over the row in which the episode ended, so whoever calls this after a slot
         was finished has those of all episodes in it.
@@ -99,7 +99,7 @@ class WorkerPool(Protocol):
 
 
 def _told(plans: Sequence[WorkerPlan]) -> Iterator[WorkerPlan]:
-    """The plans one by one, as workers are started; where there are many, the log says how far it is."""
+    """Yield the plans one by one, as workers are started; where there are many, the log says how far it is."""
     told = time.monotonic()
     for count, plan in enumerate(plans):
         if time.monotonic() - told > TELL_SECONDS:
@@ -122,10 +122,10 @@ class InProcessPool:
             self.workers.append(Worker(plan, self._arena, self._box, NoWatch(), listener))
 
     def pin_inference_thread(self) -> None:
-        """Nothing to do: everything happens in one thread."""
+        """Do nothing: everything happens in one thread."""
 
     def post(self, groups: Array) -> None:
-        """Nothing to do: the work is done in ``wait``, so that a checkpoint can stand in between."""
+        """Do nothing: the work is done in ``wait``, so that a checkpoint can stand in between."""
 
     def wait(self, timeout: float) -> None:
         for worker in self.workers:
@@ -164,10 +164,9 @@ class ProcessPool:
         environment: Mapping[str, str],
         pin_inference: bool = False,
     ) -> None:
-        """``pin_inference``: the inference thread keeps to one core (``sampling.placement``). It pays where the
-        network runs on a GPU: each time that thread runs beside a simulator, that one goes on with cold caches, and
-        sleeping between two passes costs time.
-        """
+        """Set up the pool without processes; with ``pin_inference`` the inference thread keeps to one core
+        (``sampling.placement``). It pays where the network runs on a GPU: each time that thread runs beside a
+        simulator, that one goes on with cold caches, and sleeping between two passes costs time."""
         self.report = PoolReport()
         self._plans, self._arena, self._box, self._settings = plans, arena, box, settings
         self._environment = dict(environment)
@@ -297,18 +296,18 @@ class ProcessPool:
         )
 
     def _where(self, index: int) -> str:
-        """In which call a worker has ended; mostly it is an env that has ended it."""
+        """Say in which call a worker has ended; mostly it is an env that has ended it."""
         phase = int(self._box.phase[index])
         if not phase:
             return "outside of any call of an env"
         return f"while {self._env(index)} was in {PHASES[phase]} ({self._moment(index)})"
 
     def _env(self, index: int) -> str:
-        """The env whose code a worker is in."""
+        """Name the env whose code a worker is in."""
         return f"env {int(self._box.env[index])} ({self._plans[index].env.id})"
 
     def _moment(self, index: int) -> str:
-        """How far that env is, and how to get there again."""
+        """Say how far that env is, and how to get there again."""
         box = self._box
         episode = int(box.episode[index])
         seed = self._plans[index].episode_seed(int(box.env[index]), episode)

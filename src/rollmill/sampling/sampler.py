@@ -7,6 +7,7 @@ segments are taken by the learner as slot numbers and given back when they have 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -348,7 +349,7 @@ class Sampler:
         self.pool.post(groups)
 
     def _go_on(self) -> int:
-        """The learner has been there: what waits is decided anew if there are new weights, and steps on."""
+        """Go on after the learner: decide anew for what waits if there are new weights, and step it."""
         groups, self._waiting = self._waiting, self._waiting[:0]
         begun, before = time.perf_counter(), [policy.version for policy in self.policies]
         if [policy.refresh() for policy in self.policies] != before:
@@ -361,7 +362,7 @@ class Sampler:
         return int(groups.size)
 
     def _want(self, active: int) -> None:
-        """So many groups are being stepped: wait for a share of them, and let workers notify main from then on."""
+        """Wait for a share of the ``active`` groups, those being stepped, and let workers notify main from then on."""
         wanted = max(1, math.ceil(self.plan.settings.inference_batch_share * active))
         if wanted != self._wanted:
             self.box.wanted[0] = self._wanted = wanted
@@ -385,7 +386,7 @@ class Sampler:
         return self.inference.servable(ready) if self._enough(ready.size) else ready[:0]
 
     def _enough(self, ready: int) -> bool:
-        """Whether to infer now: enough groups are ready, or the first of them has waited long enough."""
+        """Return whether to infer now: enough groups are ready, or the first of them has waited long enough."""
         if 0 < ready < self._wanted:
             now = time.monotonic()
             if self._short_since is None:
@@ -437,30 +438,29 @@ class Sampler:
     # -- finished segments ---------------------------------------------------------------------
 
     def admit(self, slot: int, group: int) -> None:
-        """One of the ``remote`` slots holds a segment of a remote group: from here on it is like any other."""
+        """Treat one of the ``remote`` slots, which holds a segment of a remote group, like any other from here on."""
         self.inference.group_of_slot[slot] = group
         self._finish(slot)
 
     def take(self, count: int, timeout: float) -> list[int] | None:
-        """``count`` finished segments in the order they ended, or None after ``timeout`` seconds.
+        """Take ``count`` finished segments in the order they ended; None if ``timeout`` seconds pass first.
 
         Of a population they are all one policy's: whose batch was complete first.
         """
         with self._any_finished:
-            if not self._any_finished.wait_for(lambda: len(self.finished) >= count, timeout):
-                return None
-            if self.plan.lines == 1:
-                return [self.finished.popleft() for _ in range(count)]
             found = self._first_batch(count)
-            if not found and timeout:  # enough in all, but not of one policy
-                self._any_finished.wait(timeout)
-                found = self._first_batch(count)
+            if not found and timeout:
+                found = self._any_finished.wait_for(lambda: self._first_batch(count), timeout)
             for slot in found:
                 self.finished.remove(slot)
             return found or None
 
     def _first_batch(self, count: int) -> list[int]:
-        """Of the line that has as many segments first; empty if none has."""
+        """Return the segments of the line that has as many first; empty if none has."""
+        if len(self.finished) < count:
+            return []
+        if self.plan.lines == 1:
+            return list(itertools.islice(self.finished, count))
         lines: list[list[int]] = [[] for _ in range(self.plan.lines)]
         for slot in self.finished:
             line = lines[self._line_of(slot)]
@@ -511,7 +511,7 @@ class Sampler:
     # -- resume --------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, Any]:
-        """What survives when the envs themselves cannot be continued: counts and unused episode numbers."""
+        """Return what survives when the envs themselves cannot be continued: counts and unused episode numbers."""
         used = self.box.next_episode + 1 if self._kept_episodes is None else self._kept_episodes
         return {**self._counts(), "next_episode": used}
 
@@ -555,7 +555,7 @@ class Sampler:
     # -- deterministic resume (serial mode) ----------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All that the next round depends on. Only between rounds of serial mode."""
+        """Return all that the next round depends on. Call it only between rounds of serial mode."""
         return {
             **self._counts(),
             "next_episode": self.box.next_episode.copy(),
@@ -570,7 +570,7 @@ class Sampler:
         }
 
     def _matches(self) -> dict[str, Any]:
-        """Who plays whom in the running episodes; nothing without self-play."""
+        """Return who plays whom in the running episodes; nothing without self-play."""
         if self._matchmaker is None:
             return {}
         return {"seats": self.inference.seats(), "opponents": self._matchmaker.acting_state()}
@@ -606,7 +606,7 @@ class Sampler:
         return [batch for batch in batches if isinstance(batch, EnvBatch)]
 
     def _held(self, group: int) -> dict[str, Any]:
-        """The part of a group's unfinished segment that is already written."""
+        """Return the part of a group's unfinished segment that is already written."""
         slot, row = int(self.box.slot[group]), int(self.box.row[group])
         return {"row": row, "fields": _copy(self.arena.head(slot, row))}
 

@@ -35,9 +35,9 @@ class EpisodeSchedule:
         return self.start + (position - len(self.gaps)) * self.stride
 
     def env_seed(self, env: int, episode: int) -> int:
-        """What the env is reset with."""
+        """Return what the env is reset with."""
         return self.seeds.branch("episode", self.number(env, episode) // self.alike).integer()
 
     def policy_seeds(self, env: int, episode: int, agent: int) -> Seeds:
-        """Where the randomness of the policy comes from, for one agent of one episode."""
+        """Return where the policy's randomness comes from, for one agent of one episode."""
         return self.seeds.branch("policy", self.number(env, episode), agent)

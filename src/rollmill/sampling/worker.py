@@ -68,7 +68,7 @@ class WorkerPlan:
         return levels.seed
 
     def episode_seed(self, env: int, episode: int) -> int | None:
-        """What an episode's reset is seeded with; None: it is not seeded alone (``env.vector``), or not yet."""
+        """Return what an episode's reset is seeded with; None: it is not seeded alone (``env.vector``), or not yet."""
         if self.env.vector:
             return None
         if self.levels is not None and self.schedule is None:
@@ -78,16 +78,16 @@ class WorkerPlan:
         return self.seeds.branch("worker", self.index).branch(env).branch("episode", episode).integer()
 
     def instance(self, env: int) -> EnvInstance:
-        """Which of the whole run's envs ``env`` is."""
+        """Return which of the whole run's envs ``env`` is."""
         before = self.workers_before
         return EnvInstance(index=before * self.groups * self.envs_per_group + env, worker=before + self.index)
 
     def policy_of(self, group: int) -> int:
-        """The policy whose variables this worker's ``group``-th group sees."""
+        """Return the policy whose variables this worker's ``group``-th group sees."""
         return self.policy_of_group[self.index * self.groups + group] if self.policy_of_group else 0
 
     def envs_of(self, group: int) -> range:
-        """Sampler-wide env numbers of this worker's ``group``-th group."""
+        """Return the sampler-wide env numbers of this worker's ``group``-th group."""
         first = (self.index * self.groups + group) * self.envs_per_group
         return range(first, first + self.envs_per_group)
 
@@ -166,7 +166,7 @@ class Worker:
         return count
 
     def has_work(self) -> bool:
-        """Whether a command waits."""
+        """Return whether a command waits."""
         begin, end = self.groups.start, self.groups.stop
         return bool(self._command[begin:end] != self._done[begin:end])
 

@@ -33,10 +33,10 @@ class PieceOut(Protocol):
     """Where the rows of episodes go, piece by piece."""
 
     def append(self, key: int, columns: Rows) -> None:
-        """Rows of the open episode ``key``; views of a segment, valid during the call."""
+        """Take rows of the open episode ``key``; they are views of a segment, valid during the call."""
 
     def end(self, key: int, final: Rows, terminated: bool, truncated: bool) -> None:
-        """The episode is over; ``final`` is one row. Neither flag: it stops here without having ended."""
+        """End the episode; ``final`` is one row. With neither flag it stops here without having ended."""
 
 
 class Piece(NamedTuple):
@@ -61,13 +61,13 @@ class Pieces:
     step: Array
 
     def listed(self, wanted: Array | None = None) -> list[Piece]:
-        """All of them, or those where the mask ``wanted`` is True."""
+        """Return all pieces, or those where the mask ``wanted`` is True."""
         arrays = (self.column, self.start, self.stop, self.episode, self.step)
         return [Piece(*numbers) for numbers in zip(*((a if wanted is None else a[wanted]).tolist() for a in arrays))]
 
 
 def find_pieces(segment: Rows) -> Pieces:
-    """The runs of rows that count; the last row of a segment never does."""
+    """Find the runs of rows that count in a segment; its last row is never one of them."""
     valid = segment["valid"][:-1]
     padded = np.zeros((valid.shape[1], valid.shape[0] + 2), np.int8)
     padded[:, 1:-1] = valid.T
@@ -102,7 +102,7 @@ class Assembler:
         return list(self._open)
 
     def continues(self, lane: int, piece: Piece) -> bool:
-        """Whether a piece goes on with the lane's open episode. If not, that one stops, as a partial one."""
+        """Return whether a piece goes on with the lane's open episode. If not, that episode stops, as a partial one."""
         before = self._open.get(lane)
         if before is None:
             return False
@@ -112,7 +112,7 @@ class Assembler:
         return False
 
     def add(self, segment: Rows, lane: int, piece: Piece) -> None:
-        """Give on the rows of a piece, and its end if it has one: by the env, or by a fault within the segment."""
+        """Pass on the rows of a piece, and its end if it has one: by the env, or by a fault within the segment."""
         column, start, stop, episode, step = piece
         self._out.append(lane, {name: segment[source][start:stop, column] for name, source in self._columns.items()})
         pending = {name: np.array(segment[source][stop, column]) for name, source in self._final.items()}
@@ -125,7 +125,7 @@ class Assembler:
             self._open[lane] = _Open(episode, step + stop - start, pending)
 
     def leave(self, lane: int) -> None:
-        """The rows that would follow are not coming: what is open in a lane stops here, as a partial episode."""
+        """End what is open in a lane as a partial episode: the rows that would follow are not coming."""
         before = self._open.pop(lane, None)
         if before is not None:
             self._out.end(lane, before.pending, False, False)

@@ -108,7 +108,7 @@ class DecodedCache:
 
     @property
     def bytes(self) -> int:
-        """What the parts take up on disk."""
+        """Bytes that the parts take up on disk."""
         return sum(part.bytes for part in self._parts)
 
     def refresh(self, progress: Progress | None = None) -> int:
@@ -140,7 +140,7 @@ class DecodedCache:
         out: Mapping[str, Array] | None = None,
         next_obs: bool = False,
     ) -> dict[str, Array]:
-        """As ``Store.read``; without ``out`` the arrays of cached columns are read-only views."""
+        """Read steps as ``Store.read`` does; without ``out`` the arrays of cached columns are read-only views."""
         names = self.schema.names if columns is None else columns
         if not 0 <= i < len(self._part) or self._part[i] < 0:
             return self.store.read(i, start, stop, names, out=out, next_obs=next_obs)
@@ -171,14 +171,14 @@ class DecodedCache:
         return result
 
     def rewards(self, i: int) -> Array:
-        """As ``Store.rewards``."""
+        """Read all rewards of an episode as ``Store.rewards`` does."""
         i %= len(self.store)
         if i >= len(self._part) or self._part[i] < 0 or "reward" not in self._columns:
             return self.store.rewards(i)
         return self.read(i, 0, int(self._length[i]), ["reward"])["reward"]
 
     def episode(self, i: int, columns: Sequence[str] | None = None) -> Episode:
-        """As ``Store.episode``; cached columns are read-only views."""
+        """Return a whole episode as ``Store.episode`` does; cached columns are read-only views."""
         end = self.store.end_record(i)
         wanted = self.schema.names if columns is None else [name for name in columns if name not in DERIVED]
         arrays = self.read(i % len(self.store), 0, end.length, wanted, next_obs=True)
@@ -189,7 +189,7 @@ class DecodedCache:
         self.store.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the maps, which a copy opens by itself."""
+        """Pickle without the memory maps, which a copy opens by itself."""
         return {**vars(self), "_parts": [part.path for part in self._parts]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ class DecodedCache:
             )
 
     def _find_all(self, identities: Array) -> bool:
-        """True if nothing can be added to the parts that are there; needs no lock, as parts never change."""
+        """Use the parts that are there; returns True if nothing can be added (needs no lock: parts never change)."""
         try:
             self._use(load_parts(self.path, self._columns), identities)
         except PartDamaged:
@@ -246,13 +246,13 @@ class DecodedCache:
             self._rank[pairs[:, 0]] = pairs[:, 1]
 
     def _missing(self) -> Array:
-        """Selected episodes that could be decoded and are not, each once."""
+        """Return the selected episodes that could be decoded and are not, each once."""
         wanted = self.episodes[(self._part[self.episodes] < 0) & self.table["finished"][self.episodes]]
         _, order = np.unique(wanted, return_index=True)
         return np.asarray(wanted[np.sort(order)])
 
     def _fitting(self, wanted: Array) -> Array:
-        """The first of ``wanted`` that fit into what is left of the limit."""
+        """Return the first of ``wanted``, as many as fit into what is left of the limit."""
         fits = np.cumsum(episode_bytes(self._columns, self.table.length[wanted])) <= self._limit - self.bytes
         return np.asarray(wanted[fits])
 

@@ -61,7 +61,7 @@ class CachedColumn:
         self._good = bytearray(len(sums))
 
     def rows(self, start: int, stop: int) -> Array:
-        """Rows ``start`` .. ``stop``, a read-only view; ``StoreError`` if they are not what was written."""
+        """Return rows ``start`` .. ``stop``, a read-only view; raises an error if they are not what was written."""
         first, last = start // self._chunk, -(-stop // self._chunk)
         if self._good.find(0, first, last) >= 0:
             self._check(first, last)
@@ -94,7 +94,7 @@ class Part:
 
 
 def cache_key(store: Store, columns: Sequence[str]) -> str:
-    """Folder of a cache: the same for everybody who decodes these columns of this store."""
+    """Return the name of a cache's folder: the same for everybody who decodes these columns of this store."""
     # The 1 is the first format: parts of older ones are found under the same name, and are built again.
     text = json.dumps([1, str(store.path.resolve()), store.schema.layout, sorted(columns)])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -178,7 +178,7 @@ def _check_of(content: Mapping[str, Any]) -> int:
 
 
 def _read_array(path: Path, dtype: np.dtype[Any], crcs: Mapping[str, int]) -> Array:
-    """A small file, all of it compared with its checksum."""
+    """Read a small file whole and compare it with its checksum."""
     with open(path, "rb", opener=plain_file) as file:
         data = file.read()
     if google_crc32c.value(data) != crcs[path.name]:

@@ -58,13 +58,13 @@ class Catalog:
         self._problems |= dict.fromkeys(problems)
 
     def _lost(self, shard: str, scan: ShardScan | None) -> list[Problem]:
-        """What is known to have been in a shard and is not found there (None: it cannot be read)."""
+        """Return what is known to have been in a shard and is not found there (None: it cannot be read)."""
         if self._witnesses is None:
             self._witnesses = witnesses(self._store)
         return [episode.problem for episode in lost_episodes(self._witnesses.get(shard, ()), scan)]
 
     def _load(self, ref: ShardRef) -> ShardIndex | None:
-        """The index of a shard; None if it cannot be read, or holds other columns than this store."""
+        """Return the index of a shard; None if it cannot be read, or holds other columns than this store."""
         try:
             index = self._index_of(ref) if ref.sealed else self._scan_open(ref)
         except (OSError, StoreError) as error:
@@ -100,5 +100,5 @@ class Catalog:
         return build_index(scan)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without half-done walks: a copy begins them anew."""
+        """Pickle without half-done walks: a copy begins them anew."""
         return {**vars(self), "_scans": {}}

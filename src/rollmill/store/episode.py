@@ -126,7 +126,7 @@ class Episode:
         return self.steps_stored
 
     def column(self, name: str) -> Array:
-        """A column by name, ``step``, ``terminated`` and ``truncated`` included."""
+        """Return a column by name; ``step``, ``terminated`` and ``truncated`` are columns, too."""
         n = self.steps_stored
         if name == "step":
             return self.info.first_step + np.arange(n, dtype=np.int64)
@@ -185,5 +185,5 @@ class Episode:
         return float(np.sum(self.rewards, dtype=np.float64))
 
     def to_dict(self) -> dict[str, Any]:
-        """Every array by name, derived columns included."""
+        """Return every array by name, derived columns included."""
         return {**self.columns, **{name: self.column(name) for name in ("step", "terminated", "truncated")}}

@@ -57,12 +57,12 @@ class EpisodeQuota:
         return self.need is not None and self.complete >= self.need
 
     def lower(self, need: int) -> None:
-        """Others have done a part: no more than ``need`` in all, but what has begun is finished."""
+        """Ask for no more than ``need`` episodes in all, as others have done a part; what has begun is finished."""
         if self.need is not None:
             self.need = min(self.need, max(need, self.complete + len(self._open)))
 
     def wants(self, lane: int, episode: int) -> bool:
-        """Whether a lane's episode counts, decided when it is asked about first; lanes of no player never do."""
+        """Return whether a lane's episode counts, decided when it is first asked; lanes of no player never count."""
         player = lane // self._lanes
         if player >= self._players:
             return False
@@ -88,7 +88,7 @@ class EpisodeQuota:
         return False
 
     def end(self, lane: int, episode: int) -> None:
-        """An episode that counts has ended in this lane."""
+        """Note that an episode that counts has ended in this lane."""
         key = (lane // self._lanes, episode)
         self._open[key] -= 1
         if not self._open[key]:
@@ -96,7 +96,7 @@ class EpisodeQuota:
             self.complete += 1
 
     def lose(self, lane: int, episode: int) -> bool:
-        """An episode will never end: its env or its worker has failed. Whether it would have counted."""
+        """Note that an episode will never end: its env or its worker failed. Returns whether it would have counted."""
         if not self.wants(lane, episode):
             return False
         player = lane // self._lanes
@@ -163,7 +163,7 @@ class EpisodeExtractor:
             self.end_open()
 
     def _begin(self, lane: int, piece: Piece) -> bool:
-        """A piece does not continue what is open: begin its episode if it is wanted."""
+        """Begin the episode of a piece that continues no open one, if it is wanted; returns whether it has begun."""
         if piece.step:
             return False  # of one that is left out
         expected = self._next.get(lane, 0)
@@ -186,7 +186,7 @@ class EpisodeExtractor:
         return True
 
     def _forget_stats(self, lane: int, episode: int) -> None:
-        """Metrics of the env's earlier episodes are used up (or were of none that is kept)."""
+        """Drop metrics of the env's earlier episodes: they are used up, or of episodes that are not kept."""
         if lane % self._agents == 0:
             for key in [key for key in self._stats if key[0] == lane and key[1] < episode]:
                 del self._stats[key]
@@ -233,7 +233,7 @@ class EpisodeExtractor:
 
 
 def check_writable(folder: Path) -> None:
-    """StoreError, now rather than after the first episode, when files cannot be written here."""
+    """Raise StoreError now, rather than after the first episode, when files cannot be written here."""
     probe = folder / f".probe-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -256,7 +256,7 @@ class ProgressFile:
             raise StoreError(f"{self.path.parent}: cannot be created: {error.strerror or error}") from error
 
     def write(self, state: str, metrics: Mapping[str, Any], now: bool = False) -> None:
-        """Every two seconds, or ``now``."""
+        """Write the file if the last time was two seconds ago, or ``now``."""
         if not now and self._clock() < self._due:
             return
         self._due = self._clock() + PROGRESS_SECONDS

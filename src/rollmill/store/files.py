@@ -83,7 +83,7 @@ class BlockCache:
         self._lock = threading.Lock()
 
     def worth_keeping(self, key: Hashable) -> bool:
-        """Whether a block that ``get`` did not find was asked for before, not long ago; notes that it was now."""
+        """Return whether a block that ``get`` did not find was asked for not long ago; notes that it was now."""
         with self._lock:
             if key in self._noted:
                 del self._noted[key]

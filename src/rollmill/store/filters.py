@@ -65,7 +65,7 @@ class Filter:
             raise ConfigError(f"filter: top={self.top} must be above 0 and at most 1 (or 100%)")
 
     def mask(self, table: EpisodeTable) -> Array:
-        """Return ``[episodes]`` bool: who passes, ``top`` not looked at."""
+        """Return ``[episodes]`` bool: whether each one passes, ``top`` not looked at."""
         passes = np.ones(len(table), np.bool_)
         for low, high, first, last in (
             (self.return_min, self.return_max, "return", "return"),
@@ -103,7 +103,7 @@ class Filter:
 
     @classmethod
     def parse(cls, words: Iterable[str]) -> Filter:
-        """A filter from ``key=value`` words; several names are separated by commas (``env=a,b``)."""
+        """Return a filter from ``key=value`` words; several names are separated by commas (``env=a,b``)."""
         values: dict[str, Any] = {}
         for word in words:
             name, equals, text = word.partition("=")
@@ -122,7 +122,7 @@ class Filter:
         return cls(**values)
 
     def words(self) -> list[str]:
-        """The words that ``parse`` turns back into this filter."""
+        """Return the words that ``parse`` turns back into this filter."""
         found = []
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
@@ -140,7 +140,7 @@ def _yes_or_no(text: str) -> bool:
 
 
 def _whole(text: str) -> int:
-    """``5000``, ``5_000`` and ``5e3``."""
+    """Read a whole number: ``5000``, ``5_000`` or ``5e3``."""
     try:
         return int(text)
     except ValueError:
@@ -151,7 +151,7 @@ def _whole(text: str) -> int:
 
 
 def _share(text: str) -> float:
-    """``0.1`` and ``10%``."""
+    """Read a share: ``0.1`` or ``10%``."""
     return float(text[:-1]) / 100 if text.endswith("%") else float(text)
 
 

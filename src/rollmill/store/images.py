@@ -67,7 +67,7 @@ class ImageColumn:
 
 
 def to_rgb(images: Array) -> Array:
-    """Images ``[..., height, width, channels]`` as RGB; of a stack the last one is shown."""
+    """Turn images ``[..., height, width, channels]`` into RGB; of a stack the last one is shown."""
     newest = images[..., -_shown(images.shape[-1]) :]
     return np.ascontiguousarray(np.broadcast_to(newest, (*newest.shape[:-1], 3)))
 
@@ -77,7 +77,7 @@ def _shown(channels: int) -> int:
 
 
 def image_of(column: Column) -> ImageColumn | None:
-    """How to show a column; None if it is no image."""
+    """Return how to show a column; None if it is no image."""
     shape = column.shape
     if column.dtype != "uint8" or len(shape) not in (2, 3):
         return None
@@ -97,7 +97,7 @@ def images(schema: StoreSchema) -> list[ImageColumn]:
 
 
 def choose_image(schema: StoreSchema, field: str | None) -> ImageColumn:
-    """The image to show in a video: the one asked for, else the only view, colours before grey.
+    """Choose the image to show in a video: the one asked for, else the only view, colours before grey.
 
     Depth and stacked images are taken only when they are asked for.
     """
@@ -123,7 +123,7 @@ def choose_image(schema: StoreSchema, field: str | None) -> ImageColumn:
 
 
 def read_images(store: Store, i: int, image: ImageColumn) -> Iterator[Array]:
-    """All images of episode ``i`` in pieces ``[k, height, width, 3]``: one more than steps if they are
+    """Yield all images of episode ``i`` in pieces ``[k, height, width, 3]``: one more than steps if they are
     observations. Memory is that of one block.
     """
     name, length = image.column.name, int(store.table.length[i])
@@ -134,7 +134,7 @@ def read_images(store: Store, i: int, image: ImageColumn) -> Iterator[Array]:
 
 
 def read_image(store: Store, i: int, row: int, image: ImageColumn) -> Array:
-    """Image ``row`` of episode ``i``, ``[height, width, 3]``; row ``length`` is the final observation."""
+    """Read image ``row`` of episode ``i``, ``[height, width, 3]``; row ``length`` is the final observation."""
     name, length = image.column.name, int(store.table.length[i])
     stop = min(row + 1, length)
     rows = store.read(i, min(row, stop), stop, [name], next_obs=row == length)[name]

@@ -27,7 +27,7 @@ class ProcessDiedError(StoreError):
 def map_unordered(
     function: Callable[[Item], Result], items: Sequence[Item], workers: int = 0
 ) -> Iterator[tuple[Item, Result]]:
-    """(item, function(item)) for every item, as they are done.
+    """Yield (item, function(item)) for every item, as they are done.
 
     ``workers`` 0 takes one process for each core that this one may keep busy; 1 works in this process. ``function``
     must be importable by name. Errors it raises are raised here. Whoever stops listening ends the processes.
@@ -105,7 +105,7 @@ class _Worker(Child, Generic[Item, Result]):
 
 
 def _serve(setup: tuple[Callable[[Any], Any], int], _parent: Parent) -> None:
-    """What a process does until its parent closes the pipe."""
+    """Answer every item from the pipe with the function's result, until the parent closes the pipe."""
     function, fd = setup
     os.set_inheritable(fd, False)  # a simulator that it leaves behind must not hold the pipe open
     pipe = Connection(fd)

@@ -83,7 +83,7 @@ class PlayedEpisodes:
         return sum(part.moments.count for part in self.parts.values())
 
     def add(self, first_frames: Array, returns: Array, lengths: Array) -> None:
-        """Episodes that have ended: the frame at which each began, its return, its length."""
+        """Take in episodes that have ended: the frame at which each began, its return, its length."""
         rows = np.stack([self._rng.random(len(returns)), returns, lengths], axis=1).astype(np.float64)
         while len(rows) and first_frames.max() // self.width >= PARTS:
             self._widen()
@@ -120,7 +120,7 @@ class PlayedEpisodes:
 
     @staticmethod
     def load(store: Path, seed: int = 0) -> PlayedEpisodes | None:
-        """What ``save`` wrote; None where nothing was."""
+        """Read what ``save`` wrote; returns None where nothing was written."""
         path = store / NAME
         played = PlayedEpisodes(seed)
         try:

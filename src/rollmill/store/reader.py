@@ -115,7 +115,7 @@ class Store:
         return len(self.table) - before
 
     def _remember_rows(self) -> None:
-        """What ``read`` needs of each episode as plain columns."""
+        """Keep what ``read`` needs of each episode as plain columns."""
         rows = self.table.rows
         self._length = np.ascontiguousarray(rows["length"])
         self._block = np.ascontiguousarray(rows["block"])
@@ -201,7 +201,7 @@ class Store:
         return result
 
     def rewards(self, i: int) -> Array:
-        """Read all rewards ``[n]`` of episode ``i``, read without the rest of their blocks where these are large.
+        """Read all rewards ``[n]`` of episode ``i``, without the rest of their blocks where these are large.
 
         Every column of a block has a checksum of its own. Blocks of version 0.1 have none: they are read whole, as is
         a block with a damaged place, which raises ``BadBlock`` then.
@@ -211,7 +211,7 @@ class Store:
         return self.read(i, 0, int(self._length[i]), ["reward"])["reward"] if found is None else found
 
     def _read_rewards(self, i: int) -> Array | None:
-        """The rewards, checked; None if whole blocks have to be read for them."""
+        """Read and check the rewards alone; returns None if whole blocks have to be read for them."""
         number, size, first = int(self.table.shard[i]), int(self._block[i]), int(self._start[i])
         places = self._indexes[number].places[first : first + int(self._blocks[i])].tolist()
         if any(length < COLUMN_READ_BYTES for _, length, _ in places[:-1] or places):
@@ -318,7 +318,7 @@ class Store:
         return block
 
     def _misplaced(self, i: int, k: int, block: Block) -> bool:
-        """Whether this cannot be block ``k`` of episode ``i``, however good its checksum is."""
+        """Return whether this cannot be block ``k`` of episode ``i``, however good its checksum is."""
         first = k * self._block.item(i)
         steps = min(self._block.item(i), self._length.item(i) - first)
         # An episode without an end record gives up its last step where no final observation was written.
@@ -340,7 +340,7 @@ class Store:
     def records(self, i: int) -> Iterator[tuple[bytes, Block | EpisodeEnd]]:
         """Yield the records of an episode, its end record last: the payloads as they are on disk, and what they say.
 
-        Checksums are always verified, and that every record is this episode's; ``BadBlock`` otherwise.
+        Checksums are always verified, and that every record is this episode's; raises BadBlock otherwise.
         """
         i = self._number(i)
         finished, last = self._finished.item(i), self._blocks.item(i) - 1
@@ -388,7 +388,7 @@ class Store:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but files and caches: a copy lists the very same episodes."""
+        """Pickle without open files and caches: a copy lists the very same episodes."""
         return {name: value for name, value in vars(self).items() if name not in ("_handles", "_cache")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -406,7 +406,7 @@ def _warn(path: Path, problems: Sequence[Problem]) -> None:
 
 
 def store_bytes(path: Path) -> int:
-    """What the files of a store take up, indexes included."""
+    """Return how many bytes the files of a store take up, indexes included."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:

@@ -161,18 +161,19 @@ class ReplayBuffer:
     # ---------------------------------------------------------------------------------------- sampling
 
     def sample(self, count: int) -> Batch:
-        """``[count, ...]`` random transitions, with replacement: every column, ``next_*`` of observation columns,
-        ``terminated``, ``truncated``.
+        """Return ``[count, ...]`` random transitions, drawn with replacement: every column, ``next_*`` of observation
+        columns, ``terminated``, ``truncated``.
         """
         rows = self._draw(count) % self.capacity
         batch = {name: array[rows] for name, array in self._rows.items()}
         return batch | self._outcome(rows)
 
     def sample_n_step(self, count: int, steps: int, gamma: float) -> Batch:
-        """``[count, ...]`` random transitions of ``steps`` steps, or as many as are left of the segment.
+        """Return ``[count, ...]`` random transitions of ``steps`` steps, or as many as are left of the segment.
 
-        As ``sample``, where ``reward`` is the discounted sum of theirs, ``next_*`` and the ends are those of the last
-        of them, and ``discount`` is the weight of what follows: ``gamma`` for each step, 0 behind a terminal one.
+        They are as those of ``sample``, but ``reward`` is the discounted sum of the rewards of these steps, ``next_*``
+        and the ends are those of the last step, and ``discount`` is the weight of what follows: ``gamma`` for each
+        step, 0 behind a terminal one.
         """
         if steps < 1:
             raise ConfigError(f"replay buffer: transitions of {steps} steps")
@@ -188,7 +189,7 @@ class ReplayBuffer:
         return batch
 
     def _outcome(self, rows: Array) -> Batch:
-        """What came after these rows: ``next_*`` of observation columns, ``terminated``, ``truncated``."""
+        """Return what came after these rows: ``next_*`` of observation columns, ``terminated``, ``truncated``."""
         batch = {}
         last = self._last[rows]
         ends = np.flatnonzero(last >= 0)
@@ -199,8 +200,8 @@ class ReplayBuffer:
         return batch | {name: flags[rows] for name, flags in self._flags.items()}
 
     def sample_windows(self, count: int, length: int) -> Batch:
-        """``[count, length, ...]`` random stretches that begin at any step and stay within a segment, and ``mask``:
-        False behind the segment's end, where rows are zero.
+        """Return ``[count, length, ...]`` random stretches that begin at any step and stay within a segment, and
+        ``mask``: False behind the segment's end, where rows are zero.
         """
         if length < 1:
             raise ConfigError(f"replay buffer: windows of {length} steps")
@@ -216,8 +217,9 @@ class ReplayBuffer:
         return batch
 
     def sample_segments(self, count: int, length: int) -> Batch:
-        """``[count, length, ...]`` random segments from their beginning on (what is left of it), and ``mask``: False
-        behind their end, where rows are zero. Observation columns have one row more: what was seen after the last step.
+        """Return ``[count, length, ...]`` random segments from their beginning on (what is left of it), and ``mask``:
+        False behind their end, where rows are zero. Observation columns have one row more: what was seen after the last
+        step.
 
         Long segments are drawn more often: as often as one draws a row of theirs. None may be longer than ``length``.
         """
@@ -249,7 +251,9 @@ class ReplayBuffer:
     # ---------------------------------------------------------------------------------------- checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Contents and the sampling's generator as plain arrays and numbers; what segments were named is left out."""
+        """Return the contents and the random generator as plain arrays and numbers; what was said about episodes is
+        left out.
+        """
         rows = np.arange(self._oldest, self.added) % self.capacity
         finals = [segment.final for segment in self._segments]
         return {
@@ -282,7 +286,7 @@ class ReplayBuffer:
     # ---------------------------------------------------------------------------------------- files
 
     def segments(self) -> Iterator[Episode]:
-        """What is in the buffer, oldest first; the arrays are copies."""
+        """Yield what is in the buffer, oldest first; the arrays are copies."""
         for segment in self._segments:
             rows = np.arange(segment.start, segment.stop) % self.capacity
             columns = {name: array[rows] for name, array in self._rows.items()}
@@ -315,8 +319,8 @@ class ReplayBuffer:
 
     @classmethod
     def load(cls, path: Path | str, capacity: int | None = None, seed: int = 0) -> ReplayBuffer:
-        """A buffer with the episodes of a store, any store; the last of them where there are more than ``capacity``
-        steps. Without ``capacity`` the buffer is just as large as what it loads.
+        """Return a buffer with the episodes of a store, any store; the last of them where there are more than
+        ``capacity`` steps. Without ``capacity`` the buffer is just as large as what it loads.
         """
         with Store(path) as store:
             lengths = store.table.length

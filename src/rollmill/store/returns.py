@@ -19,7 +19,7 @@ class RewardSource(Protocol):
 
 
 def sums_to(rewards: Array, total: float) -> bool:
-    """Whether rewards ``[n]`` add up to a return: float64 sums in another order, exact up to rounding."""
+    """Return whether rewards ``[n]`` add up to a return: float64 sums in another order, exact up to rounding."""
     with np.errstate(invalid="ignore", over="ignore"):  # damaged ones may be anything
         found = float(rewards.sum(dtype=np.float64))
         size = float(np.abs(rewards).sum(dtype=np.float64))
@@ -53,7 +53,7 @@ class ReturnsToGo:
         self._values = _shared_nans(int(self._first[-1]))
 
     def fill(self, position: int, i: int, start: int, stop: int, out: Array) -> None:
-        """Steps ``start`` .. ``stop`` of episode ``i`` into ``out``; ``position`` is its place in ``lengths``."""
+        """Write steps ``start`` .. ``stop`` of episode ``i`` into ``out``; ``position`` is its place in ``lengths``."""
         first = int(self._first[position])
         out[...] = self._values[first + start : first + stop]
         if np.isnan(out).any():

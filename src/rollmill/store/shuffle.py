@@ -27,7 +27,7 @@ class Shuffle:
         self._keys = seeds.generator().integers(0, 2**64, ROUNDS, dtype=np.uint64)
 
     def __call__(self, positions: ArrayLike) -> Array:
-        """``[k]`` int64 for ``[k]`` positions below ``n``."""
+        """Return the numbers ``[k]`` int64 that stand at ``[k]`` positions (below ``n``) of the order."""
         given = np.atleast_1d(np.asarray(positions, np.int64))
         if len(given) and (given.min() < 0 or given.max() >= self.n):
             raise IndexError(f"positions {given.min()}..{given.max()} of an order of {self.n}")

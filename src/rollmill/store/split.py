@@ -34,7 +34,9 @@ class Split:
         return position(uids, self.seed) < self.validation
 
     def __call__(self, table: EpisodeTable, episodes: ArrayLike | None = None) -> tuple[Array, Array]:
-        """Numbers of the training and of the validation episodes, of all or of ``episodes`` (e.g. a filter's)."""
+        """Return the numbers of the training and of the validation episodes, of all or of ``episodes`` (e.g. a
+        filter's).
+        """
         numbers = np.arange(len(table)) if episodes is None else np.asarray(episodes, np.int64)
         held_out = self.is_validation(table.uid[numbers])
         return numbers[~held_out], numbers[held_out]

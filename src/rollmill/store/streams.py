@@ -48,14 +48,14 @@ class Order:
             raise ConfigError(f"seed {self.seed} and epoch {self.epoch} must not be negative")
 
     def share(self, count: int) -> Iterator[int]:
-        """This part's share of 0 .. count - 1, in its order."""
+        """Yield this part's share of 0 .. count - 1, in its order."""
         shuffle = Shuffle(count, self._seeds.branch("order"))
         for first in range(self.part[0], count, self.part[1] * 1024):
             places = np.arange(first, min(first + self.part[1] * 1024, count), self.part[1])
             yield from (shuffle(places) if self.shuffle else places).tolist()
 
     def generator(self) -> np.random.Generator:
-        """Random numbers of this part's own."""
+        """Return a random generator of this part's own."""
         return self._seeds.branch("part", *self.part).generator()
 
     @property
@@ -72,7 +72,7 @@ def stream_windows(
     drop_last: bool = False,
     out: Mapping[str, Array] | None = None,
 ) -> Iterator[Batch]:
-    """Batches ``[batch_size, K, ...]`` of all windows of this part, each once; the last batch may be shorter.
+    """Yield batches ``[batch_size, K, ...]`` of all windows of this part, each once; the last batch may be shorter.
 
     ``pool_bytes``: decoded data to draw from. ``out``: arrays of ``windows.empty(batch_size)`` that every batch is
     written into; the one before is gone then. Without it every batch has memory of its own.
@@ -97,7 +97,7 @@ def stream_transitions(
     drop_last: bool = False,
     out: Mapping[str, Array] | None = None,
 ) -> Iterator[Batch]:
-    """Batches ``[batch_size, ...]`` of all transitions of this part, each once; see ``stream_windows``."""
+    """Return batches ``[batch_size, ...]`` of all transitions of this part, each once; see ``stream_windows``."""
     windows = transitions.windows
     batches = stream_windows(windows, batch_size, order, pool_bytes=pool_bytes, drop_last=drop_last, out=out)
     return (split_transitions(windows, batch) for batch in batches)
@@ -116,7 +116,7 @@ def stream_observations(
     buffer: int = 4096,
     drop_last: bool = False,
 ) -> Iterator[Batch]:
-    """Batches ``[batch_size, ...]`` of random observations, ``per_episode`` from every episode of this part.
+    """Return batches ``[batch_size, ...]`` of random observations, ``per_episode`` from every episode of this part.
 
     They pass through a shuffle buffer of ``buffer`` observations: a batch mixes that many, from ``buffer /
     per_episode`` episodes and more.
@@ -133,7 +133,7 @@ def stream_observations(
 def _mixed_windows(
     windows: Windows, order: Order, pool_bytes: int
 ) -> Iterator[tuple[Mapping[str, Array], int, int, int]]:
-    """(columns of a stretch, its first step, position of the episode, start) of every window, mixed within a pool."""
+    """Yield all windows, mixed within a pool: (columns of a stretch, its first step, the episode's position, start)."""
     rng = order.generator()
     pool: list[tuple[Mapping[str, Array], int, int]] = []
     starts: list[Array] = []
@@ -155,7 +155,7 @@ def _mixed_windows(
 
 
 def _stretches(windows: Windows, order: Order) -> Iterator[tuple[int, int, int]]:
-    """(position of the episode, number of its first window here, windows) of every stretch of this part."""
+    """Yield every stretch of this part: (position of the episode, number of its first window here, windows)."""
     size = max(1, STRETCH_STEPS // windows.stride)
     last = np.cumsum((windows.counts + size - 1) // size)
     total = int(last[-1]) if len(last) else 0
@@ -180,7 +180,7 @@ def _drain(
 
 
 def _buffered(reads: Iterator[Batch], size: int, rng: np.random.Generator) -> Iterator[Batch]:
-    """The rows of all reads, each delayed by a random time in a buffer of ``size`` rows."""
+    """Yield the rows of all reads, each delayed by a random time in a buffer of ``size`` rows."""
     buffer: Batch = {}
     held = 0
     for rows in reads:

@@ -48,7 +48,7 @@ class EpisodeTable:
 
     @staticmethod
     def gather(indexes: Sequence[ShardIndex], picks: Sequence[tuple[int, Array]]) -> EpisodeTable:
-        """The table of ``picks``: (number of the shard, rows of its index)."""
+        """Build the table of ``picks``: (number of the shard, rows of its index)."""
         rows = [pick for _, pick in picks]
         shard = np.repeat(np.array([number for number, _ in picks], np.int32), [len(pick) for pick in rows])
         return EpisodeTable(np.concatenate(rows) if rows else np.zeros(0, EPISODE), shard, indexes)
@@ -100,12 +100,12 @@ class EpisodeTable:
         return found
 
     def end(self, i: int) -> EpisodeEnd:
-        """Everything the end record of episode ``i`` says."""
+        """Return everything the end record of episode ``i`` says."""
         end = end_from_row(self.rows[i], self._indexes[int(self.shard[i])])
         return end if end.probability is None else replace(end, probability=min(end.probability, self.thinned))
 
     def stat(self, name: str) -> Array:
-        """An extra statistic as float64, NaN where an episode has none of that name (or a text)."""
+        """Return an extra statistic as float64, NaN where an episode has none of that name (or a text)."""
         values = np.full(len(self), np.nan)
         starts, sizes = self._column("stats_start"), self._column("stats_bytes")
         for i in np.flatnonzero(sizes):

@@ -47,7 +47,7 @@ class ViewDataset(Dataset[Tensors]):
         return tensors(self.view.batch(index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensors]:
-        """What a DataLoader with a ``batch_size`` asks for: read together, handed out one by one."""
+        """Return the entries that a DataLoader with a ``batch_size`` asks for: read together, handed out one by one."""
         batch = self[indices]
         return [{name: array[row] for name, array in batch.items()} for row in range(len(indices))]
 
@@ -93,7 +93,7 @@ class Batches(Sampler[list[int]]):
         self._order = Order(self._order.seed, epoch, self._order.part, self._order.shuffle)
 
     def __len__(self) -> int:
-        """Batches of one pass, the same on every rank."""
+        """Return the number of batches of one pass, the same on every rank."""
         count = self._per_rank()
         return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 
@@ -142,7 +142,7 @@ class _Stream(IterableDataset[Tensors]):
             epoch += 1
 
     def order(self, epoch: int) -> Order:
-        """What this process reads in an epoch: its worker's part of its rank's part."""
+        """Return what this process reads in an epoch: its worker's part of its rank's part."""
         (rank, world), worker = self._base.part, get_worker_info()
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         return Order(self._base.seed, epoch, (rank * workers + number, world * workers), self._base.shuffle)
@@ -210,5 +210,5 @@ class ObservationStream(_Stream):
 
 
 def tensors(batch: Batch) -> Tensors:
-    """The arrays as tensors that share their memory; single numbers become tensors of shape ``()``."""
+    """Return the arrays as tensors that share their memory; single numbers become tensors of shape ``()``."""
     return {name: torch.as_tensor(array) for name, array in batch.items()}

@@ -116,7 +116,7 @@ class Windows:
         return int(self.first[-1])
 
     def __getitem__(self, index: int) -> Batch:
-        """One window, without the batch axis."""
+        """Read one window, without the batch axis."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} windows, no number {index}")
         return {name: array[0] for name, array in self.batch([index % len(self)]).items()}
@@ -197,14 +197,14 @@ class Windows:
         return np.asarray(self.first[drawn] + rng.integers(0, self.counts[drawn]))
 
     def _count(self, position: int, start: int) -> int:
-        """Real steps of the window."""
+        """Return the number of real steps of the window."""
         return min(self.length, int(self.lengths[position]) - start)
 
     def _rows_of(self, name: str, steps: int) -> int:
         return steps + (self.next_obs and name not in DERIVED and self.source.schema[name].per == "obs")
 
     def _rows(self, arrays: Mapping[str, Array], row: int, count: int) -> Batch:
-        """Where the real rows of a window go; the others are set to zero."""
+        """Return where the real rows of a window go; sets the others to zero."""
         skip = self.length - count if self.pad == "left" else 0
         found = {}
         for name in self.columns:
@@ -216,7 +216,7 @@ class Windows:
         return found
 
     def _finish(self, arrays: Mapping[str, Array], row: int, position: int, start: int, count: int) -> None:
-        """Mask and returns-to-go of a window."""
+        """Fill in mask and returns-to-go of a window."""
         skip = self.length - count if self.pad == "left" else 0
         real = slice(skip, skip + count)
         arrays[MASK][row] = False
@@ -313,7 +313,7 @@ class Observations:
                 raise StoreError(f"observations: column {name!r} has a row per step, not per observation")
 
     def __len__(self) -> int:
-        """Observations of one pass over the episodes."""
+        """Return the number of observations of one pass over the episodes."""
         return int(np.minimum(self.source.table.length[self.episodes] + 1, self.per_episode).sum())
 
     def read(self, position: int, rng: np.random.Generator) -> Batch:
@@ -325,7 +325,7 @@ class Observations:
 
 
 def observation_rows(source: Source, i: int, rows: Array, columns: Sequence[str]) -> Batch:
-    """Observations ``rows`` (ascending, 0 .. n) of episode ``i``; every block that holds some is decoded once."""
+    """Read observations ``rows`` (ascending, 0 .. n) of episode ``i``; every block that holds some is decoded once."""
     found = {name: np.empty((len(rows), *source.schema[name].shape), source.schema[name].numpy) for name in columns}
     block, n = int(source.table["block"][i]), int(source.table.length[i])
     # The final observation lies in the last block, behind its steps.
@@ -342,7 +342,9 @@ def observation_rows(source: Source, i: int, rows: Array, columns: Sequence[str]
 
 
 def split_transitions(windows: Windows, pairs: Batch, row: int | None = None) -> Batch:
-    """Windows of one step, ``[B, 1, ...]`` and ``[B, 2, ...]``, as transitions ``[B, ...]`` (of one row: ``[...]``)."""
+    """Turn windows of one step, ``[B, 1, ...]`` and ``[B, 2, ...]``, into transitions ``[B, ...]`` (of one row:
+    ``[...]``).
+    """
     where: tuple[slice | int, ...] = (slice(None) if row is None else row,)
     found = {}
     for name in windows.columns:
@@ -368,7 +370,9 @@ def episode_numbers(source: Source, episodes: ArrayLike | None) -> Array:
 
 
 def episode_weights(source: Source, episodes: Array) -> Array:
-    """``[episodes]``: how many played episodes each stands for, one over its probability of having been kept."""
+    """Return ``[episodes]``: how many played episodes each one stands for, which is one over its probability of being
+    kept.
+    """
     probability = source.table["probability"][episodes]
     if np.isnan(probability).any():
         count = np.count_nonzero(np.isnan(probability))
@@ -395,7 +399,7 @@ def _check_columns(schema: StoreSchema, columns: Sequence[str] | None) -> list[s
 
 
 def _first_rows(out: Mapping[str, Array], like: Batch, count: int) -> Batch:
-    """The first ``count`` rows of the arrays to fill, checked."""
+    """Check the arrays to fill and return their first ``count`` rows."""
     found = {}
     for name, array in like.items():
         if name not in out:

@@ -199,7 +199,7 @@ class StoreWriter:
         return list(self._episodes)
 
     def steps(self, key: Hashable) -> int:
-        """Steps of an open episode so far."""
+        """Return how many steps an open episode has so far."""
         return self._find(key)[0].steps
 
     def add_episode(self, episode: Episode) -> EpisodeEnd:
@@ -228,7 +228,8 @@ class StoreWriter:
     def copy_episode(self, source: Store, i: int) -> EpisodeEnd:
         """Copy episode ``i`` of another store record by record, nothing decoded.
 
-        Checksums are verified, and that every record is this episode's; ``BadBlock`` otherwise, and nothing is copied.
+        Checksums are verified, and that every record is this episode's; otherwise BadBlock is raised and nothing is
+        copied.
         """
         self._check_usable()
         if source.schema.layout != self.schema.layout:
@@ -341,7 +342,7 @@ class StoreWriter:
 
 
 def automatic_block(schema: StoreSchema) -> int:
-    """Steps per block: 16 for rows of 16 KB and more, twice as many while they fit in 256 KB, 256 at most."""
+    """Return the steps per block: 16 for rows of 16 KB or more, twice as many while they fit in 256 KB, 256 at most."""
     block = 16
     while block < 256 and 2 * block * schema.row_bytes <= BLOCK_BYTES:
         block *= 2
@@ -349,7 +350,7 @@ def automatic_block(schema: StoreSchema) -> int:
 
 
 def _clean(info: EpisodeInfo) -> EpisodeInfo:
-    """The same with Python's own integers, checked."""
+    """Check the values and return them with Python's own integers."""
     plain: dict[str, Any] = {}
     for name in ("first_step", "policy_id", "worker", "lane", "seed", "uid"):
         value = getattr(info, name)

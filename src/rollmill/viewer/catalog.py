@@ -159,7 +159,7 @@ class Catalog:
         self.now = replace(found, revision=revision, runs=entries)
 
     def _launched(self) -> dict[str, Path]:
-        """Experiments that were launched, by name; those that a link leads out to are left out, as their runs are."""
+        """Return launched experiments by name; those that a link leads out to are left out, as their runs are."""
         found = {}
         for plan in sorted(self.root.glob(f"*/{_LAUNCH_FILE}")):
             with contextlib.suppress(OSError):
@@ -171,7 +171,7 @@ class Catalog:
         return id_of(folder.relative_to(self.root).as_posix())
 
     def _entry(self, folder: Path, name: str, before: Mapping[str, RunEntry]) -> RunEntry:
-        """The run as it is now; the very entry from before where nothing has changed."""
+        """Return the run as it is now; the very entry from before where nothing has changed."""
         run, id_ = RunFolder(folder), id_of(name)
         files = (run.config, run.state, run.diary, run.metrics)
         stamps = (*map(stamp_of, files), stamp_of(run.data / STORE_FILE), stamp_of(folder / "eval"))
@@ -217,7 +217,7 @@ class Catalog:
             return [replace(run, group=run.name, params={}) for run in runs]
 
     def _stores_dict(self, now: Look) -> list[dict[str, str]]:
-        """Every store by its id and name, and the id of the run that it lies in."""
+        """Return every store by its id and name, and the id of the run that it lies in."""
         owners = {folder: entry.id for entry in now.runs.values() for folder in entry.stores}
         names = {id_: folder.relative_to(self.root).as_posix() for id_, folder in now.stores.items()}
         return [{"id": id_, "name": names[id_], "run": owners.get(now.stores[id_], "")} for id_ in names]
@@ -225,7 +225,7 @@ class Catalog:
     # -- answers ------------------------------------------------------------------------------------------------
 
     def to_dict(self, since: int = -1) -> dict[str, Any]:
-        """What a browser is told about the runs that have changed after a revision, all of them at first.
+        """Return what a browser is told about the runs that have changed after a revision, all of them at first.
 
         Settings that are the same everywhere stand there once (``common``); a run has those that are not.
         """
@@ -247,7 +247,7 @@ class Catalog:
 
 
 def _launch_stamps(experiment: Path) -> tuple[Stamp | None, ...]:
-    """Of what changes whenever a run of a launch is handed in, begins, ends or is cancelled."""
+    """Return stamps of what changes when a run of a launch is handed in, begins, ends or is cancelled."""
     launch = experiment / _LAUNCH_FILE.parent
     runs = sorted((launch / "attempts").glob("*"))
     places = (experiment / LEDGER, experiment / _LAUNCH_FILE, launch / "runs", launch / "cancelled")
@@ -255,7 +255,7 @@ def _launch_stamps(experiment: Path) -> tuple[Stamp | None, ...]:
 
 
 def _stages_in(run: Path) -> list[Path]:
-    """The stages of a world model that learn, as runs of their own: the whole has no curves."""
+    """Return the stages of a world model that learn, as runs of their own: the whole has no curves."""
     places = [run / name for name in FOLDERS.values()] if (run / RECORDS).is_dir() else []
     return [place for place in places if is_run(place) and not (place / STORE_FILE).is_file()]
 
@@ -265,13 +265,13 @@ def _is_shown(folder: Path) -> bool:
 
 
 def words_of(error: Exception, root: Path) -> str:
-    """What is wrong, without where the root lies: pages and copies are shown to others."""
+    """Say what is wrong, without where the root lies: pages and copies are shown to others."""
     words = (error.strerror or "it cannot be read") if isinstance(error, OSError) else str(error)
     return without(root, words)
 
 
 def without(root: Path, words: str) -> str:
-    """A sentence whose paths begin at the root."""
+    """Return a sentence whose paths begin at the root."""
     return words.replace(f"{root}{os.sep}", "").replace(str(root), root.name)
 
 
@@ -281,7 +281,7 @@ def id_of(name: str) -> str:
 
 
 def common_settings(settings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Settings that all have, with the same value."""
+    """Return the settings that all have, with the same value."""
     common: dict[str, Any] | None = None
     for one in settings:
         kept = one if common is None else {k: v for k, v in common.items() if k in one and _same(one[k], v)}
@@ -311,7 +311,7 @@ def _shown(
     state: str,
     stamps: tuple[Stamp | None, ...],
 ) -> dict[str, Any]:
-    """The columns of the table of runs; None where a run does not say."""
+    """Return the columns of the table of runs; None where a run does not say."""
     last = metrics.get("last", {})
     frames = [n for n in (saved.get("step"), last.get("frames", last.get("step"))) if isinstance(n, int | float)]
     rate, bare = last.get("time/frames_per_s"), config["settings"].get(_SIM_RATE)

@@ -21,7 +21,7 @@ _TOLD = re.compile(rb"(?<![\w/.-])(?:nodes?|gateway|cluster)\b(?![/-])")
 
 
 def cluster(run: RunFolder, root: Path, metrics: Sequence[str]) -> dict[str, Any]:
-    """``metrics``: all names that the run has written; what is left of its nodes lies in its folder."""
+    """Return how a run's nodes stand, as its folder tells; ``metrics``: all names that the run has written."""
     found, problem = _standing(run.path, root)
     lines = _log(run.log, root)
     return {
@@ -36,7 +36,7 @@ def cluster(run: RunFolder, root: Path, metrics: Sequence[str]) -> dict[str, Any
 
 
 def _standing(folder: Path, root: Path) -> tuple[RunStanding | None, str]:
-    """What the run has written down for people and programs, and what is wrong: the curves tell the rest."""
+    """Read what the run has written down for people and programs; returns it, and what is wrong with it."""
     check_within(folder / FILE, root)
     try:
         found = RunStanding.read(folder)
@@ -50,7 +50,7 @@ def _standing(folder: Path, root: Path) -> tuple[RunStanding | None, str]:
 
 
 def _log(file: Path, root: Path) -> list[str]:
-    """Lines of the log about nodes and the gateway, oldest first."""
+    """Return the lines of the log about nodes and the gateway, oldest first."""
     try:
         check_within(file, root)
         return [line.decode("utf-8", "replace").rstrip("\n") for line in read_lines(file) if _TOLD.search(line[24:])]

@@ -32,7 +32,7 @@ class Columns:
         self._kept: OrderedDict[Path, tuple[Stamp, dict[str, Array]]] = OrderedDict()
 
     def read(self, path: Path, names: Sequence[str]) -> list[Array]:
-        """Float64 ``[rows]`` for each name; empty ones where there is no such file. Frames pass what float32 holds."""
+        """Return float64 ``[rows]`` (frames pass what float32 holds) for each name; empty if there is no such file."""
         stamp = stamp_of(path)
         if stamp is None:
             return [np.empty(0) for _ in names]
@@ -68,7 +68,7 @@ class Columns:
 
 
 def read_columns(path: Path, names: Sequence[str], size: int) -> dict[str, Array]:
-    """Columns of the first ``size`` bytes of a file of metrics; lines that are no rows are left out.
+    """Read columns of the first ``size`` bytes of a file of metrics; lines that are no rows are left out.
 
     Only the numbers that are asked for are looked at: a row has many more, and there are many rows.
     """
@@ -85,12 +85,12 @@ def _whole_rows(path: Path, size: int) -> Iterable[bytes]:
 
 
 def is_row(line: bytes) -> bool:
-    """Whether a line without its end is a row of metrics, as far as can be seen at its ends."""
+    """Return whether a line without its end is a row of metrics, as far as can be seen at its ends."""
     return line.startswith(b"{") and line.endswith(b"}")
 
 
 def columns_in(rows: Iterable[bytes], names: Sequence[str]) -> dict[str, Array]:
-    """``rows``: lines of a file of metrics, without their ends."""
+    """Return the columns of ``rows``: lines of a file of metrics, without their ends."""
     found: list[list[float]] = [[] for _ in names]
     keys = [[json.dumps(own).encode() + b":" for own in (name, *old_names(name))] for name in names]
     for row in rows:
@@ -101,7 +101,7 @@ def columns_in(rows: Iterable[bytes], names: Sequence[str]) -> dict[str, Array]:
 
 
 def _number(row: bytes, spellings: Sequence[bytes]) -> float:
-    """What stands behind a key, up to the next comma or the end of the row."""
+    """Return the number that stands behind a key, up to the next comma or the end of the row."""
     for key in spellings:
         at = row.find(key)
         if at >= 0:
@@ -114,7 +114,7 @@ def _number(row: bytes, spellings: Sequence[bytes]) -> float:
 
 
 def names_in(rows: Iterable[bytes]) -> list[str]:
-    """Names of all metrics that have a number in any row, in the order in which they come."""
+    """Return the names of all metrics that have a number in any row, in the order in which they come."""
     found: dict[bytes, None] = {}
     for row in rows:
         found.update(dict.fromkeys(_KEY.findall(row)))

@@ -60,7 +60,7 @@ VALUE = "value"
 
 
 def store_folders(run: Path) -> list[Path]:
-    """Stores in the folder of a run: what it recorded, its evaluations, and the stages of a world model."""
+    """Return the stores in a run's folder: what it recorded, its evaluations, and the stages of a world model."""
     places = [run / "data", *sorted((run / "eval").glob("*")), *(run / name for name in FOLDERS.values())]
     return [place for place in dict.fromkeys(places) if (place / STORE_FILE).is_file()]
 
@@ -74,7 +74,7 @@ class Stores:
         self._open: OrderedDict[Path, Store] = OrderedDict()
 
     def __call__(self, folder: Path) -> Store:
-        """The store with what was written since; OSError if a file of it is a link that leads out of the root."""
+        """Return the store with what was written since; raises OSError if a link leads a file of it out of the root."""
         with self._lock:
             store = self._open.pop(folder, None)
             check_within(folder / STORE_FILE, self._root)
@@ -91,7 +91,7 @@ class Stores:
 
 
 def words_in(text: str) -> list[str]:
-    """The words of a filter box, as ``filter.js`` splits them: at blanks, but for those between double quotes.
+    """Split the words of a filter box as ``filter.js`` does: at blanks, but for those between double quotes.
 
     The quotes go; between them a backslash takes the next character as it is.
     """
@@ -128,7 +128,7 @@ class Question:
     """A global step: the episodes that were under way there, the others by their distance."""
 
     def select(self, store: Store) -> Array:
-        """Numbers of all episodes that fit, in the order that is asked for."""
+        """Return the numbers of all episodes that fit, in the order that is asked for."""
         found = Filter.parse(words_in(self.words)).select(store.table)
         if self.near is not None:
             names = ("global_step_first", "global_step_last")
@@ -150,7 +150,7 @@ class Question:
 
 
 def table(store: Store, question: Question) -> dict[str, Any]:
-    """A part of the table of episodes, and what is wrong with the store."""
+    """Return a part of the table of episodes, and what is wrong with the store."""
     found = question.select(store)
     start = max(0, question.start)
     shown = found[start : start + max(0, min(question.count, MOST_ROWS))]
@@ -169,7 +169,7 @@ def table(store: Store, question: Question) -> dict[str, Any]:
 
 
 def report_of(folder: Path, root: Path) -> dict[str, Any]:
-    """What the report of a store says about its soundness, and when it was made; no checks where there is none."""
+    """Return what a store's report says about its soundness, and when it was made; no checks where there is none."""
     for place in (folder / "report.json", folder.parent / f"{folder.name}_report.json"):
         try:
             metrics = read_json(place, within=root)
@@ -182,7 +182,7 @@ def report_of(folder: Path, root: Path) -> dict[str, Any]:
 
 
 def scatter(store: Store, question: Question) -> tuple[dict[str, Any], list[Array]]:
-    """Columns ``[rows]`` of all episodes that fit: number, where they ended, return, length, whole.
+    """Return columns ``[rows]`` of all episodes that fit: number, where they ended, return, length, whole.
 
     The head has their names, and how many episodes fit: of too many, some at even distances are taken.
     """
@@ -199,7 +199,7 @@ def scatter(store: Store, question: Question) -> tuple[dict[str, Any], list[Arra
 
 
 def episode(store: Store, number: int) -> tuple[dict[str, Any], list[Array]]:
-    """What is known of an episode, and its tracks as float64, ``rows`` of each.
+    """Return what is known of an episode, and its tracks as float64, ``rows`` of each.
 
     That is one for each step, and one more for ``value`` where that of the final observation was recorded, too.
     """
@@ -234,7 +234,7 @@ def _is_track(store: Store, name: str) -> bool:
 
 
 def _split(column: Array) -> list[tuple[str, Array]]:
-    """A column of vectors as one of each of its numbers."""
+    """Split a column of vectors into one column for each of its numbers."""
     if column.ndim == 1:
         return [("", column)]
     flat = column.reshape(len(column), -1)
@@ -245,7 +245,7 @@ def _split(column: Array) -> list[tuple[str, Array]]:
 
 
 def shown_image(store: Store, name: str = "") -> ImageColumn | None:
-    """The images that are shown: those asked for, else the only view; None where there are none."""
+    """Return the images that are shown: those asked for, else the only view; None where there are none."""
     known = images(store.schema)
     if not known:
         return None
@@ -258,13 +258,13 @@ def shown_image(store: Store, name: str = "") -> ImageColumn | None:
 
 
 def portion(image: ImageColumn) -> int:
-    """Frames that are sent at a time."""
+    """Return how many frames are sent at a time."""
     height, width = _size(image)
     return max(1, min(MOST_FRAMES, PIXELS // (height * width)))
 
 
 def frames(store: Store, number: int, image: ImageColumn, part: int) -> bytes:
-    """The frames of a part of an episode below each other, as a PNG file: lossless, as they were recorded."""
+    """Return the frames of a part of an episode, one below the other, as a lossless PNG file."""
     length, count = int(store.table.length[number]), portion(image)
     start = part * count
     if not 0 <= start <= length:

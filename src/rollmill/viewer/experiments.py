@@ -85,7 +85,7 @@ class Experiments:
         self._kept: dict[Path, _Compared] = {}
 
     def __call__(self, folder: Path) -> dict[str, Any]:
-        """What ``rollmill launch status`` and ``rollmill report`` tell about an experiment.
+        """Return what ``rollmill launch status`` and ``rollmill report`` tell about an experiment.
 
         ``again``: seconds after which there is more to tell, as comparing many runs all the time would cost too much.
         """
@@ -105,7 +105,7 @@ class Experiments:
         return told | {"importance": compared.importance, "scores": compared.scores}
 
     def _compared(self, folder: Path) -> tuple[_Compared, float | None]:
-        """What came of comparing the runs, and in how many seconds it is worth to be asked for again."""
+        """Compare the runs; returns what came of it, and in how many seconds it is worth asking again."""
         with self._lock:
             stamps, now = _stamps(folder), time.monotonic()
             kept = self._kept.get(folder)
@@ -136,14 +136,14 @@ def _stamps(folder: Path) -> tuple[Stamp | None, ...]:
 
 
 def _retries(plan: PlanRecord) -> int:
-    """Of the settings the only one that says how runs stand."""
+    """Return how often runs are tried again: the only setting that says how they stand."""
     found = plan.launch.get("retries")
     return found if isinstance(found, int) else LaunchSettings().retries
 
 
 @contextlib.contextmanager
 def _saying_damage() -> Iterator[None]:
-    """Others may have written the records: whatever they hold is told of, or refused by a sentence."""
+    """Refuse by a sentence whatever is damaged in the records: others may have written them."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -151,7 +151,7 @@ def _saying_damage() -> Iterator[None]:
 
 
 def attempt_log(folder: Path, root: Path, run: str, number: int) -> str:
-    """The end of what an attempt has written; ``run``: a name of the plan, nothing else."""
+    """Return the end of what an attempt has written; ``run``: a name of the plan, nothing else."""
     with _saying_damage():
         records, plan = _open(folder, root)
         known = run in {one.name for one in plan.runs} and number in {one.number for one in records.attempts(run)}
@@ -169,7 +169,7 @@ def attempt_log(folder: Path, root: Path, run: str, number: int) -> str:
 
 
 def _open(folder: Path, root: Path) -> tuple[LaunchRecords, PlanRecord]:
-    """Records and plan of an experiment, with its runs where they must lie: below it, whatever the plan says."""
+    """Read records and plan of an experiment, its runs placed below it, whatever the plan says."""
     records = LaunchRecords(folder)
     inside = (Path(place, name) for place, folders, files in os.walk(records.folder) for name in (*folders, *files))
     runs = (path / name for path in folder.iterdir() if path.is_dir() for name in ("", *_READ))
@@ -217,7 +217,7 @@ def _importance(family: Family) -> dict[str, Any]:
 
 
 def _scores(family: Family) -> dict[str, Any]:
-    """Every run that has a score, with the parameters that vary."""
+    """Return every run that has a score, with the parameters that vary."""
     runs = [run for run in family.runs if run.score is not None]
     varying = _varying([run.params for run in runs])
     rows = [

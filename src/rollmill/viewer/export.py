@@ -96,7 +96,7 @@ class _Copy:
             self._answers["json"][address] = make()
 
     def run(self, run: RunEntry, columns: Columns) -> None:
-        """Curves, checkpoints, and what the pages of populations and clusters ask for where a run is one."""
+        """Add curves, checkpoints, and what the pages of populations and clusters ask for where a run is one."""
         folder, names, root = RunFolder(run.folder), run.shown["metrics"], self._root
         with self._naming(run.name):
             found = columns.read(folder.metrics, names)
@@ -110,7 +110,7 @@ class _Copy:
             self.json(f"/api/cluster?run={run.id}", run.name, lambda: cluster(folder, root, names))
 
     def store(self, id_: str, place: Path, stores: Stores, episodes: int) -> None:
-        """The table, the points and some episodes of a store."""
+        """Add the table, the points and some episodes of a store."""
         name, address = place.relative_to(self._root).as_posix(), f"/api/episodes?store={id_}&start=0&count={ROWS}"
         self.json(f"/api/checks?store={id_}", name, lambda: report_of(place, self._root))
         best: list[int] = []
@@ -129,7 +129,7 @@ class _Copy:
 
     @contextlib.contextmanager
     def _naming(self, name: str, *addresses: str) -> Iterator[None]:
-        """``addresses``: what a page asks for in vain then, and is answered with the reason."""
+        """Note what cannot be read; ``addresses``: what a page then asks for in vain and gets the reason for."""
         try:
             yield
         except (RollmillError, OSError) as error:
@@ -152,5 +152,5 @@ def binary(head: Any, columns: Sequence[Array]) -> dict[str, Any]:
 
 
 def packed(columns: Sequence[Array]) -> str:
-    """Float64 numbers as text."""
+    """Return float64 numbers as text."""
     return base64.b64encode(b"".join(np.asarray(column, "<f8").tobytes() for column in columns)).decode()

@@ -30,7 +30,7 @@ NO_SETTINGS: dict[str, Any] = {"kind": "?", "env": "", "settings": {}, "problem"
 
 
 def settings_of(config: Path) -> dict[str, Any]:
-    """The fields of ``Found``, and ``problem`` where the settings cannot be read."""
+    """Return the fields of ``Found``, and ``problem`` where the settings cannot be read."""
     folder = config.parent
     try:
         found = found_of(folder, read_saved(config))
@@ -40,7 +40,7 @@ def settings_of(config: Path) -> dict[str, Any]:
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """What ``state.json`` says; nothing where it cannot be read."""
+    """Return what ``state.json`` says; nothing where it cannot be read."""
     try:
         return RunFolder(path.parent).read_state() or {}
     except RollmillError:
@@ -48,7 +48,7 @@ def state_of(path: Path) -> dict[str, Any]:
 
 
 def origin_of(path: Path) -> dict[str, Any]:
-    """What the diary says about where a run comes from, and its sessions."""
+    """Return what the diary says about where a run comes from, and its sessions."""
     try:
         found = read_json(path)
     except (OSError, ValueError):
@@ -79,7 +79,7 @@ def origin_of(path: Path) -> dict[str, Any]:
 
 
 def metrics_of(path: Path) -> dict[str, Any]:
-    """The last row of a ``metrics.jsonl``, the names of all metrics there, and a small curve of the return."""
+    """Return the last row of a ``metrics.jsonl``, the names of all metrics there, and a small curve of the return."""
     with open(path, "rb", opener=plain_file) as file:
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
             return {"problem": f"{path.name} has more than {MOST_BYTES / 1e9:g} GB and is not read"}
@@ -98,7 +98,7 @@ def metrics_of(path: Path) -> dict[str, Any]:
 
 
 def _spark(rows: Sequence[bytes], metric: str) -> list[list[float]]:
-    """Points [step, value] at even distances, the last one among them."""
+    """Return points [step, value] at even distances, the last one among them."""
     frames, steps, values = columns_in(rows, ["frames", "step", metric]).values()
     at = steps if np.isnan(frames).all() else frames
     known = np.flatnonzero(np.isfinite(at) & np.isfinite(values))
@@ -107,12 +107,12 @@ def _spark(rows: Sequence[bytes], metric: str) -> list[list[float]]:
 
 
 def found_in(folder: Path, facts: Mapping[str, Any]) -> Found:
-    """A run as comparisons know it, from its facts."""
+    """Return a run as comparisons know it, from its facts."""
     return Found(folder, folder.name, facts["kind"], facts["env"], facts["settings"])
 
 
 def written(value: Any) -> Any:
-    """Plain values as JSON has them: numbers that it lacks are words."""
+    """Return plain values as JSON has them: numbers that it lacks are words."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

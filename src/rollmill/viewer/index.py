@@ -27,7 +27,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """None where there is no such file."""
+    """Return what tells whether a file has changed; None where there is no such file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -39,14 +39,14 @@ class Index:
     """Remembers plain values that were made of files. Usable by several threads."""
 
     def __init__(self, file: Path | None) -> None:
-        """``file``: where the index lies; None keeps it in memory."""
+        """Open the index; ``file``: where it lies, None keeps it in memory."""
         self._lock = threading.Lock()
         self._base = _opened(file)
         self._known = _loaded(self._base)
         self._news: list[tuple[str, str, int, int, int, str]] = []
 
     def recall(self, path: Path, what: str, make: Callable[[Path], Any], stamp: Stamp | None = None) -> Any:
-        """``make(path)``, or what it gave when the file was as it is now; None where there is no such file."""
+        """Return ``make(path)``, or what it gave when the file was as it is now; None where there is no such file."""
         stamp = stamp or stamp_of(path)
         if stamp is None:
             return None
@@ -88,7 +88,7 @@ class Index:
 
 
 def _text(path: Path) -> str:
-    """A path as a database takes it: names of files need not be text."""
+    """Return a path as a database takes it: names of files need not be text."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
@@ -101,7 +101,7 @@ def _loaded(base: sqlite3.Connection) -> dict[tuple[str, str], tuple[Stamp, Any]
 
 
 def _opened(file: Path | None) -> sqlite3.Connection:
-    """The database; an empty one where there is none that can be used."""
+    """Open the database; an empty one where there is none that can be used."""
     if file is None:
         return _prepared(":memory:")
     try:

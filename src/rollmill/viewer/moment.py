@@ -40,7 +40,10 @@ class Played:
 def moment(
     run: RunFolder, root: Path, frames: float, at: Array, times: Array, played: Played | None = None
 ) -> dict[str, Any]:
-    """``at`` and ``times`` (seconds since 1970): the rows of the run's metrics; ``played``: see ``played_at``."""
+    """Return what is known of a moment of a run.
+
+    ``at`` and ``times`` (seconds since 1970): the rows of the run's metrics; ``played``: see ``played_at``.
+    """
     when = float(np.interp(frames, at, times)) if len(at) else None
     lines = list(log_lines(run, root, when)) if when is not None else []
     found = checkpoint_steps(run, root)
@@ -57,7 +60,7 @@ def moment(
 
 
 def played_at(store: Store, frames: int) -> Played | None:
-    """Who played the first of the episodes that were under way then; None where none of them was recorded."""
+    """Return who played the first of the episodes that were under way then; None where none of them was recorded."""
     table = store.table
     there = np.flatnonzero((table["global_step_first"] <= frames) & (frames <= table["global_step_last"]))
     if not len(there):
@@ -67,8 +70,9 @@ def played_at(store: Store, frames: int) -> Played | None:
 
 
 def _nearest(run: RunFolder, root: Path, frames: float, played: Played | None) -> tuple[int | None, int | None]:
-    """(step, version) of the checkpoint that is nearest to those who played, by its version; else the last one before,
-    whose version is not asked for."""
+    """Return (step, version) of the checkpoint that is nearest to those who played, by its version; else the last one
+    before, whose version is not asked for.
+    """
     if played is not None:
         known = _versions(run, root, played.policy)
         if known:
@@ -77,7 +81,7 @@ def _nearest(run: RunFolder, root: Path, frames: float, played: Played | None) -
 
 
 def _versions(run: RunFolder, root: Path, policy: int) -> list[tuple[int, int]]:
-    """(step, version of a policy) of every checkpoint that is left and says so."""
+    """Return (step, version of a policy) of every checkpoint that is left and says so."""
     found = []
     for checkpoint in Checkpoints(run.checkpoints).list():
         check_within(checkpoint.path, root)
@@ -88,13 +92,13 @@ def _versions(run: RunFolder, root: Path, policy: int) -> list[tuple[int, int]]:
 
 
 def checkpoint_steps(run: RunFolder, root: Path) -> list[int]:
-    """How far the run was at each of its checkpoints that are left."""
+    """Return how far the run was at each of its checkpoints that are left."""
     check_within(run.checkpoints, root)
     return sorted({checkpoint.step for checkpoint in Checkpoints(run.checkpoints).list()})
 
 
 def log_lines(run: RunFolder, root: Path, when: float) -> Iterator[str]:
-    """Lines of the log around a moment, tracebacks that belong to them included, oldest first."""
+    """Yield the lines of the log around a moment, tracebacks that belong to them included, oldest first."""
     first, last = (time.strftime(_STAMP, time.localtime(when + side)) for side in (-AROUND_SECONDS, AROUND_SECONDS))
     inside = False
     for path in (*(run.path / f"log.txt.{k}" for k in range(LOG_FILES - 1, 0, -1)), run.log):

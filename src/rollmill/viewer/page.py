@@ -22,19 +22,19 @@ MODULE = "rollmill/"
 
 @cache
 def modules() -> dict[str, str]:
-    """Name (``plot.js``) -> text of every module."""
+    """Return the text of every module by its name (``plot.js``)."""
     return {path.name: path.read_text(encoding="utf-8") for path in WEB.iterdir() if path.name.endswith(".js")}
 
 
 @cache
 def style() -> str:
-    """What the viewer adds to the style of all pages."""
+    """Return what the viewer adds to the style of all pages."""
     return (WEB / "viewer.css").read_text(encoding="utf-8")
 
 
 @cache
 def _import_map(inside: bool) -> str:
-    """``inside``: the modules themselves instead of their addresses."""
+    """Return the import map; ``inside``: the modules themselves instead of their addresses."""
 
     def address(name: str, text: str) -> str:
         return f"data:text/javascript;base64,{base64.b64encode(text.encode()).decode()}" if inside else f"/web/{name}"
@@ -48,7 +48,7 @@ _START = f'import "{MODULE}app";'
 
 @cache
 def policy(inside: bool = False) -> dict[str, str]:
-    """Words of the content policy that differ from those of all pages."""
+    """Return the words of the content policy that differ from those of all pages."""
     scripts = f"{content_hash(_import_map(inside))} {content_hash(_START)}"
     return {
         "style_src": f"{content_hash(STYLE)} {content_hash(style())}",
@@ -59,7 +59,7 @@ def policy(inside: bool = False) -> dict[str, str]:
 
 
 def page(title: str, recorded: str = "") -> Html:
-    """The page; ``recorded``: the answers of a server as JSON, for a copy without one."""
+    """Return the page; ``recorded``: the answers of a server as JSON, for a copy without one."""
     inside = bool(recorded)
     head = join(
         element("style", Html(style())),

@@ -14,9 +14,9 @@ from rollmill.viewer.facts import written
 
 
 def population(folder: Path, root: Path) -> dict[str, Any]:
-    """The ledger of a run, or of an experiment whose runs are the members, as lists that can be drawn.
+    """Return the ledger of a run, or of an experiment whose runs are the members, as lists that can be drawn.
 
-    RunFolderError where there is none, or a damaged one.
+    Raises RunFolderError where there is none, or a damaged one.
     """
     ledger = folder / NAME
     check_within(ledger, root)
@@ -53,7 +53,7 @@ def _move(entry: Entry, move: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _member(entries: Sequence[Entry], k: int) -> dict[str, Any]:
-    """What a member began with and has now, and with what its present weights were trained (``way``)."""
+    """Return what a member began with and has now, and with what its present weights were trained (``way``)."""
     rounds = rounds_of(entries)
     last = last_judged(entries, k) or {}
     way = schedule(entries, k)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.core.machine import cache_folder
-from rollmill.reports.html.serving import LOOPBACK, LOOPBACK_NAMES, Door
+from rollmill.reports.html.serving import ANYWHERE, LOOPBACK, LOOPBACK_NAMES, Door
 from rollmill.viewer.catalog import Catalog
 from rollmill.viewer.export import Copied, export
 from rollmill.viewer.index import Index
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
-_ANYWHERE = ("0.0.0.0", "::")
 _CLOSE_SECONDS = 2
 CONNECTIONS = 256
 """Of all browsers, four times the requests that are answered at a time; the web server refuses more itself."""
@@ -36,7 +35,7 @@ class Address:
     port: int = 0
 
     def listen(self) -> socket.socket:
-        """A socket that is bound there; ConfigError where that is impossible."""
+        """Return a socket that is bound there; raises ConfigError where that is impossible."""
         if not 0 <= self.port < 65536:
             raise ConfigError(f"--port {self.port}: ports are numbers up to 65535; 0 takes any that is free")
         try:
@@ -54,14 +53,14 @@ class Address:
         return bound
 
     def door(self) -> Door:
-        """Who is let in: by the names that this address can have."""
+        """Return the door of this address: it lets in by the names that the address can have."""
         if self.host in LOOPBACK_NAMES:
             return Door()
-        return Door({self.host, socket.gethostname(), socket.getfqdn()}, any_address=self.host in _ANYWHERE)
+        return Door({self.host, socket.gethostname(), socket.getfqdn()}, any_address=self.host in ANYWHERE)
 
 
 def index_file(root: Path) -> Path:
-    """Where the index of the runs below a folder lies."""
+    """Return where the index of the runs below a folder lies."""
     name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
     return cache_folder() / "viewer" / f"{name}.sqlite"
 
@@ -75,7 +74,7 @@ def copy(root: Path, folder: Path, episodes: int) -> Copied:
 
 
 def settings_of(app: ASGIApp) -> uvicorn.Config:
-    """How the web server runs."""
+    """Return the settings of the web server."""
     import uvicorn
 
     return uvicorn.Config(
@@ -107,5 +106,5 @@ def view(root: Path, address: Address, announce: Callable[[str, int], None]) -> 
         viewer = Viewer(catalog, stopping=lambda: server.should_exit)
         server = uvicorn.Server(settings_of(make_app(viewer, door)))
         port = int(bound.getsockname()[1])
-        announce(door.link(LOOPBACK if address.host in _ANYWHERE else address.host, port), port)
+        announce(door.link(address.host, port), port)
         server.run([bound])

@@ -22,7 +22,7 @@ PairScore = tuple[float, int]
 
 
 def selfplay(run: Path, root: Path) -> dict[str, Any]:
-    """Everybody who has played, with the share of points against everybody else; RunFolderError where it is damaged."""
+    """Return everybody's shares of points against all others; raises RunFolderError if the file is damaged."""
     file = run / PAYOFF_FILE
     check_within(file, root)
     entries = read_ledger(file)
@@ -59,7 +59,7 @@ def _selfplay(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _place(name: str, published: Sequence[str]) -> int:
-    """Models in the order in which they came, everybody else behind them."""
+    """Return a place: models in the order in which they came, everybody else behind them."""
     model = name.partition(",")[0]
     return published.index(model) if model in published else len(published)
 
@@ -73,7 +73,7 @@ def _score(row: Entry) -> PairScore:
 
 
 def _ratings(names: Sequence[str], found: dict[tuple[str, str], PairScore]) -> list[list[float]]:
-    """[Elo, half of its interval] for each name. Points count as wins, so draws leave intervals a little too wide."""
+    """Return [Elo, half of its interval] for each name. Points count as wins: draws widen the intervals a little."""
     wins = np.zeros((len(names), len(names)))
     for (one, other), (points, games) in found.items():
         wins[names.index(one), names.index(other)] += points

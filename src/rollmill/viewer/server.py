@@ -114,7 +114,7 @@ class Viewer:
         self._streams = 0
 
     def routes(self) -> list[Route]:
-        """Addresses and who answers them. Whatever else stands in an address is an id or a name that is looked up."""
+        """Return the addresses and who answers them. All else in an address is an id or a name that is looked up."""
         return [
             Route("/", self._page),
             Route("/web/{name}", self._module),
@@ -153,7 +153,7 @@ class Viewer:
         return binary(columns_of(self._columns, self._several(request), names))
 
     def _several(self, request: Request) -> list[RunEntry]:
-        """The runs that a request names."""
+        """Return the runs that a request names."""
         ids = [id_ for id_ in request.query_params.get("runs", "").split(",") if id_]
         if len(ids) > MOST_RUNS:
             raise Refused(400, f"at most {MOST_RUNS} runs at a time")
@@ -163,7 +163,7 @@ class Viewer:
         return self._run(request.query_params.get("run", ""))
 
     def _run(self, id_: str) -> RunEntry:
-        """The run of an id that a request names."""
+        """Return the run of an id that a request names."""
         try:
             return self.catalog[id_]
         except KeyError:
@@ -174,7 +174,7 @@ class Viewer:
         return as_json({run.id: checkpoint_steps(RunFolder(run.folder), self.catalog.root) for run in runs})
 
     def _population(self, request: Request) -> Response:
-        """Of a run, or of an experiment whose runs are the members."""
+        """Answer with the population of a run, or of an experiment whose runs are the members."""
         folder = self._launched(request) if "name" in request.query_params else self._one(request).folder
         return as_json(population(folder, self.catalog.root))
 
@@ -244,7 +244,7 @@ class Viewer:
         self._streams -= 1
 
     async def _news(self, request: Request) -> AsyncIterator[str]:
-        """The revision of the catalog whenever it has changed: a browser then asks for what is new."""
+        """Yield the catalog's revision whenever it has changed: a browser then asks for what is new."""
         told = -1
         while not (self._stopping() or await request.is_disconnected()):
             revision = await run_in_threadpool(self.catalog.refresh)
@@ -268,10 +268,10 @@ class _Stream(StreamingResponse):
 
 
 def make_app(viewer: Viewer, door: Door) -> ASGIApp:
-    """The application behind its guard, which stands before all of it: faults of ours have its headers, too."""
+    """Make the application behind its guard, which stands before all of it: faults of ours have its headers, too."""
 
     async def failed(_: Request, error: Exception) -> Response:
-        """What cannot be answered, a damaged file or wrong words: a sentence about it."""
+        """Say in a sentence what cannot be answered, be it a damaged file or wrong words."""
         return PlainTextResponse(f"422: {words_of(error, viewer.catalog.root)}\n", 422)
 
     app = Starlette(
@@ -283,7 +283,7 @@ def make_app(viewer: Viewer, door: Door) -> ASGIApp:
 
 
 def columns_of(columns: Columns, runs: Sequence[RunEntry], names: Sequence[str]) -> tuple[Any, list[bytes]]:
-    """For each run its id, its rows and the columns one after the other, as float64."""
+    """Return for each run its id, its rows and the columns one after the other, as float64."""
     head, parts = [], []
     for run in runs:
         found = columns.read(RunFolder(run.folder).metrics, names)
@@ -297,7 +297,7 @@ def as_json(value: Any) -> Response:
 
 
 def binary(found: tuple[Any, Sequence[bytes]]) -> Response:
-    """A u32 with the bytes of a JSON text, that text padded to whole groups of eight, then numbers."""
+    """Answer with a u32 that counts the bytes of a JSON text, that text padded to groups of eight, then numbers."""
     head = json.dumps(found[0], separators=(",", ":")).encode()
     head += b" " * (-(len(head) + 4) % 8)
     return Response(struct.pack("<I", len(head)) + head + b"".join(found[1]), media_type="application/octet-stream")
@@ -336,7 +336,7 @@ def _number(request: Request, name: str) -> float:
 
 
 def question(request: Request) -> Question:
-    """What a request asks of a table of episodes."""
+    """Return what a request asks of a table of episodes."""
     near = _number(request, "near") if request.query_params.get("near") else None
     return Question(
         request.query_params.get("filter", ""),

@@ -26,7 +26,7 @@ class Bounds:
         self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Low and high ``[count]``."""
+        """Return low and high ``[count]`` on a device."""
         if device not in self._on:
             with torch.inference_mode(False):  # they serve learning, too
                 self._on[device] = (self.low.to(device), self.high.to(device))

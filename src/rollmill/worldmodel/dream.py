@@ -44,7 +44,7 @@ class Dream:
 
     @torch.inference_mode()
     def step(self, lanes: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rewards, terminated and truncated ``[n]`` of actions ``[n, ...]`` in lanes ``[n]``."""
+        """Return rewards, terminated and truncated ``[n]`` of actions ``[n, ...]`` in lanes ``[n]``."""
         s, before = self.settings, self.latents[lanes]
         said = self.dynamics.predict(self.dynamics.read(before, actions, self.memory, lanes))
         after = draw(said.latent, s.temperature, self.generator)
@@ -78,7 +78,7 @@ class DreamTrials:
 
     @torch.inference_mode()
     def play(self, members: Array) -> Played:
-        """The next generation ``[members, P]``, to its end; lane = member * trials + trial."""
+        """Play the next generation ``[members, P]`` to its end; lane = member * trials + trial."""
         s, dream = self._settings, self._dream
         device = dream.latents.device
         seeds = self._seeds.branch(self._generation)

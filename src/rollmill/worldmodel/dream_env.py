@@ -49,7 +49,7 @@ class DreamEnv(gym.Env[Array, Any]):
         custom: Mapping[str, str] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """``custom``: classes of your own that the files name, by part: ``{"dynamics": "module:Class"}``."""
+        """Load the models; ``custom``: own classes that the files name, by part: ``{"dynamics": "module:Class"}``."""
         torch.set_num_threads(1)
         try:
             settings = DreamSettings(

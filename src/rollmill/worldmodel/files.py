@@ -44,7 +44,7 @@ class ModelFile:
         save_tree(path, {"format": self.format, "version": self.version, **content})
 
     def load(self, path: Path | str, shape: Shape) -> tuple[Path, dict[str, Any]]:
-        """Return the file that ``path`` means, and what it holds; CheckpointError unless that has this ``shape``."""
+        """Return the file that ``path`` means, and what it holds; raises CheckpointError unless that has ``shape``."""
         file = self.find(path)
         tree = load_tree(file)
         if not self.is_in(tree):
@@ -55,7 +55,7 @@ class ModelFile:
         return file, tree
 
     def is_in(self, tree: Any) -> bool:
-        """Whether a file's content, or its header, says that it is one of these."""
+        """Return whether a file's content, or its header, says that it is one of these."""
         return isinstance(tree, Mapping) and tree.get("format") == self.format
 
 

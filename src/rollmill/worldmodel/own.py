@@ -38,7 +38,7 @@ class Trust:
     trust_code: bool = False
 
     def settle(self, part: Part, custom: str | None, args: Mapping[str, Any], file: Path) -> OwnClass:
-        """The class that a part is made of by its ``file``; UntrustedCodeError where the user does not want that."""
+        """Return the class that a part is made of by its ``file``; raises UntrustedCodeError if it is not wanted."""
         named: OwnClass = getattr(self, part)
         if custom is None:
             if named.custom is not None:

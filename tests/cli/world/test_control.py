@@ -29,7 +29,7 @@ def test_dynamics(call: Call, tmp_path: Path) -> None:
     said = call("world", "dynamics", str(store), "--out", "dyn", *FIT)
     assert said.code == 0, said.err
     assert "held-out loss" in said.err
-    assert "4 optimizer steps" in said.out
+    assert "4 updates" in said.out
     more = call("world", "dynamics", str(store), "--out", "dyn", *FIT, "steps=6", "--json")
     assert json.loads(more.out)["steps"] == 6
     wrong = call("world", "dynamics", str(store), "--out", "dyn", *FIT, "size=16")

@@ -12,7 +12,7 @@ def test_an_encoder_is_trained_and_used(call: Call, tmp_path: Path) -> None:
     trained = call("world", "vae", "raw", "--out", "vae", *SMALL)
     assert trained.code == 0
     assert "encoder: vae/encoder.bin" in trained.out
-    assert "2 optimizer steps" in trained.out
+    assert "2 updates" in trained.out
     assert "continuing from" in call("world", "vae", "raw", "--out", "vae", *SMALL).err
     other = call("world", "vae", "raw", "--out", "vae", *SMALL, "encoder.size=4")
     assert (other.code, "begun with other settings" in other.err) == (2, True)
@@ -22,7 +22,7 @@ def test_an_encoder_is_trained_and_used(call: Call, tmp_path: Path) -> None:
     longer = call("world", "vae", "raw", "--out", "vae", "--resume", "fit.steps=5")
     assert "vae/config.yaml is missing: the settings are those of " in longer.err
     assert "encoder.size=3" in longer.out
-    assert "reached fit.steps=5; 5 optimizer steps" in longer.out
+    assert "reached fit.steps=5; 5 updates" in longer.out
     encoded = call("world", "encode", "raw", "vae", "--out", "latents", "--json")
     assert encoded.code == 0
     assert encoded.json["complete"]

@@ -1,6 +1,6 @@
 import pytest
 
-from rollmill.reports.html.tables import breakable, counted, number, table
+from rollmill.reports.html.tables import breakable, number, table
 
 
 def test_names_are_broken_between_their_words_and_only_where_they_are_long() -> None:
@@ -26,7 +26,3 @@ def test_a_table_needs_no_head() -> None:
 )
 def test_numbers(value: float, text: str) -> None:
     assert number(value) == text
-
-
-def test_one_of_them_is_not_several() -> None:
-    assert [counted(n, "session") for n in (0, 1, 1200)] == ["0 sessions", "1 session", "1,200 sessions"]

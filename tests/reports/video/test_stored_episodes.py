@@ -307,6 +307,19 @@ def test_bars_stand_for_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert said_on(monkeypatch, store, 0)[2] == "ACTION +1.00 -9.00"
 
 
+def test_a_nan_among_actions_is_seen_and_leaves_the_other_bars(tmp_path: Path) -> None:
+    action = ActionSpec("continuous", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+    schema = schema_of(Field("screen", "uint8", (24, 32, 3)), action=action)
+    with StoreWriter(tmp_path, schema) as writer:
+        episode = episode_of(schema, 2)
+        episode.columns["action"] = np.array([[1.0, np.nan], [1.0, -np.inf]], np.float32)
+        writer.add_episode(episode)
+    drawn = [Panel(Store(tmp_path), 0, 320).draw(row) for row in (0, 1)]
+    with_nan, without = ((image == panel.BAD).all(axis=-1).sum() for image in drawn)
+    assert with_nan > without == 0
+    assert all((image[:-40] == panel.ACCENT).all(axis=-1).any() for image in drawn)
+
+
 def test_words_that_do_not_fit_are_left_out_whole() -> None:
     assert panel._fitting("ACTION 1 2 3", 1000, 1) == "ACTION 1 2 3"
     assert panel._fitting("ACTION +0.11 +0.22 +0.33", text_width("ACTION +0.11 ..", 2), 2) == "ACTION +0.11 .."

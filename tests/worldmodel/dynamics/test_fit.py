@@ -243,6 +243,30 @@ def test_a_class_of_ones_own_has_a_loss_of_its_own(store: Store) -> None:
     fitter.close()
 
 
+class Forgetful(Dynamics):
+    """Of one's own: memories lose half of their numbers while it learns."""
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(super().forward(*given), 0.5, self.training)
+
+
+def test_what_is_dropped_while_learning_is_there_when_the_model_is_judged(store: Store) -> None:
+    data = LatentData(store, SMALL)
+    fitter = DynamicsFitter(Forgetful(SMALL, data.origin()), data, CPU)
+    fitter.train_step()
+    plain = make(store)
+    plain.load_state(fitter.state())
+    assert fitter.validate() == plain.validate()
+    fitter.train_step()
+    plain.load_state(fitter.state())
+    axes, same = fitter.axes(), plain.axes()
+    assert axes is not None
+    assert same is not None
+    assert np.array_equal(axes.directions, same.directions)
+    for each in (fitter, plain):
+        each.close()
+
+
 def test_latents_of_several_images_are_refused_with_what_to_do(store: Store) -> None:
     column = store.schema["obs:mean"]
     sides = [replace(column, name=f"obs:{side}_{kind}") for side in ("left", "right") for kind in ("mean", "std")]

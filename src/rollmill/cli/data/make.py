@@ -245,7 +245,7 @@ def _kind_by_name(source: Path) -> str:
 
 
 def _options(kind: type[Any], given: Mapping[str, Any], name: str, kinds: Callable[[], Mapping[str, type[Any]]]) -> Any:
-    """The options of a format, from those that were typed; one of another format is refused."""
+    """Make the options of a format from those that were typed; one of another format is refused."""
     known = {n: {field.name for field in dataclasses.fields(k)} for n, k in kinds().items()}
     for key in given:
         if key not in known[name]:

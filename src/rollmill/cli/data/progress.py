@@ -21,7 +21,7 @@ _EVERY_S = 0.1
 
 @contextmanager
 def progress(label: str, unit: str = "steps", hint: str = "") -> Iterator[Tell]:
-    """A function that takes (done, total): shows them on a terminal, and raises ``Interrupted`` after a signal.
+    """Yield a function of (done, total) that shows them on a terminal, and raises ``Interrupted`` after a signal.
 
     ``hint`` tells how an interrupted job is continued. A second signal ends the work at once.
     """

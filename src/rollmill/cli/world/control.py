@@ -42,7 +42,7 @@ def dynamics(
     request = options.request(on_ready=announcer(settings, out, quiet=options.json_))
     with keep_stdout(options.json_):
         outcome = train_dynamics(settings, latents, out, request)
-    _say(outcome.to_dict(), options.json_, f"{outcome.steps:,} optimizer steps; model {outcome.model}")
+    _say(outcome.to_dict(), options.json_, f"{outcome.steps:,} updates; model {outcome.model}")
     return outcome.exit_code
 
 

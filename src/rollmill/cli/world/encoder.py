@@ -50,7 +50,7 @@ def vae(
     if options.json_:
         print(json.dumps(outcome.to_dict()))
         return outcome.exit_code
-    print(f"{outcome.state}: {outcome.reason}; {outcome.steps:,} optimizer steps, folder {outcome.folder}")
+    print(f"{outcome.state}: {outcome.reason}; {outcome.steps:,} updates, folder {outcome.folder}")
     if outcome.encoder is not None:
         print(f"encoder: {outcome.encoder}")
         print(f"report: {page_of(out, 'encoder')}")

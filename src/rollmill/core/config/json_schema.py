@@ -12,7 +12,7 @@ _UNDERSCORES = {"type": "string", "pattern": r"^-?\d[\d_]*$"}
 
 
 def json_schema(cls: type, title: str) -> dict[str, Any]:
-    """The schema of the YAML files that hold such settings; every key may be left out."""
+    """Return the schema of the YAML files that hold such settings; every key may be left out."""
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": title, **_block(cls)}
 
 
@@ -45,7 +45,7 @@ def _leaf(tp: Any) -> dict[str, Any]:
 
 
 def _with_underscores(schema: Any) -> Any:
-    """The same schema, in which a number may be written with underscores."""
+    """Return the same schema, in which a number may be written with underscores."""
     if isinstance(schema, list):
         return [_with_underscores(part) for part in schema]
     if not isinstance(schema, dict):

@@ -32,7 +32,7 @@ class Layer:
     lines: Mapping[KeyPath, int]
 
     def where(self, path: KeyPath) -> str:
-        """The source of one key, with the line of the nearest key above it that has one."""
+        """Return the source of one key, with the line of the nearest key above it that has one."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return f"{self.source}, line {self.lines[path[:end]]}"
@@ -80,7 +80,7 @@ class Stack:
         self._merge_block(self.root, self.tree, layer.data, (), layer)
 
     def source(self, path: KeyPath) -> str:
-        """Where the value at ``path`` came from: the nearest key at or above it that has a source."""
+        """Return where the value at ``path`` came from: the nearest key at or above it that has a source."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.sources:
                 return self.sources[path[:end]]
@@ -149,7 +149,7 @@ class Stack:
             self._put(tree, name, value, here, layer)
 
     def _mapping_at(self, tree: dict[str, Any], name: str, here: KeyPath) -> dict[str, Any]:
-        """The mapping at a key, made anew where there is none or another value is in its place."""
+        """Return the mapping at a key, made anew where there is none or another value is in its place."""
         if not isinstance(tree.get(name), dict):
             if name in tree:
                 self._forget(here)
@@ -173,7 +173,7 @@ def _takes_numbers(tp: Any) -> bool:
 
 
 def _odd_number(value: Any) -> int | float | None:
-    """NaN, infinity or a number that float32 or 64 bits do not hold, in a value or in one of its items."""
+    """Return the NaN, infinity or number beyond float32 or 64 bits in a value or one of its items; None without one."""
     if isinstance(value, dict | list):
         items = value.values() if isinstance(value, dict) else value
         return next((odd for item in items if (odd := _odd_number(item)) is not None), None)
@@ -199,7 +199,7 @@ def _widen(tp: Any, value: Any) -> Any:
 
 
 def _unknown_key(root: type, cls: type, path: KeyPath, name: str, value: Any) -> str:
-    """The message for a key that ``cls``, the block at ``path``, does not have."""
+    """Return the message for a key that ``cls``, the block at ``path``, does not have."""
     rest: KeyPath = ()
     while isinstance(value, dict) and len(value) == 1:  # a.b=1 is about a.b, not about a
         ((inner, value),) = value.items()
@@ -216,7 +216,7 @@ def _unknown_key(root: type, cls: type, path: KeyPath, name: str, value: Any) ->
 
 
 def _keys_near(known: list[str], siblings: list[str], path: KeyPath, name: str, rest: KeyPath) -> list[str]:
-    """The dotted keys that may have been meant by ``path.name.rest``, where ``name`` is what is wrong."""
+    """Return the dotted keys that may have been meant by ``path.name.rest``, where ``name`` is what is wrong."""
     last_names = {key: key.rpartition(".")[2] for key in known}
     exact = [key for key in known if last_names[key] == name] if not rest else []
     if exact:  # the right name in the wrong block

@@ -72,7 +72,7 @@ def load_config(
 
 
 def given_keys(cls: type, files: Sequence[Path], overrides: Sequence[str]) -> frozenset[KeyPath]:
-    """The leaves that files and overrides set; whatever else a config holds comes from its base, or is a default."""
+    """Return the leaves that files and overrides set; all other values come from the base, or are defaults."""
     stack = Stack(cls)
     _add_layers(stack, files, overrides)
     return frozenset(stack.sources)
@@ -114,7 +114,7 @@ def _fill_defaults(cls: type, tree: dict[str, Any], instance: object | None) -> 
 
 
 def _validate(cls: type[T], stack: Stack) -> tuple[T | None, list[str]]:
-    """The config, or None and what is wrong with it."""
+    """Return the config, or None and what is wrong with it."""
     from pydantic import ValidationError
 
     # JSON is where pydantic's strict mode means what we want: lists become tuples and text becomes paths,
@@ -130,14 +130,16 @@ def _validate(cls: type[T], stack: Stack) -> tuple[T | None, list[str]]:
 
 @functools.cache
 def _adapter(cls: type) -> TypeAdapter[Any]:
-    """Building one takes far longer than using it, and a launch loads the same settings for every run."""
+    """Return pydantic's validator of a class; it is kept, since building one takes far longer than using it, and a
+    launch loads the same settings for every run.
+    """
     from pydantic import TypeAdapter
 
     return TypeAdapter(cls)
 
 
 def _owner(root: type, location: tuple[int | str, ...]) -> tuple[KeyPath, Key | None]:
-    """The key a pydantic location belongs to: list positions and names of alternatives are cut off."""
+    """Find the key a pydantic location belongs to: list positions and names of alternatives are cut off."""
     path: KeyPath = ()
     key: Key | None = None
     block: type | None = root
@@ -155,7 +157,7 @@ def _owner(root: type, location: tuple[int | str, ...]) -> tuple[KeyPath, Key | 
 
 
 def _explain(stack: Stack, error: ErrorDetails) -> str:
-    """One line for what pydantic says about one key."""
+    """Return one line for what pydantic says about one key."""
     path, key = _owner(stack.root, error["loc"])
     dotted = ".".join(path) or "configuration"
     if error["type"] in ("value_error", "assertion_error"):
@@ -173,7 +175,7 @@ def _explain(stack: Stack, error: ErrorDetails) -> str:
 
 
 def _hint(tp: Any, value: Any, refused: Any) -> str:
-    """What to write instead; ``refused`` is the wrong part of ``value`` (an item of a list, say)."""
+    """Say what to write instead; ``refused`` is the wrong part of ``value`` (an item of a list, say)."""
     parts = set(alternatives(tp))
     if isinstance(refused, str) and (near := closest(refused, map(str, choices(tp)))):
         return did_you_mean(near)

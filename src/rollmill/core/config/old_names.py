@@ -35,13 +35,13 @@ def _inside(value: Any) -> Any:
 
 
 def read_saved(path: Path) -> dict[str, Any]:
-    """The settings that a run has saved as ``config.yaml``; ConfigError where they cannot be read."""
+    """Read the settings that a run has saved as ``config.yaml``; raises ConfigError where they cannot be read."""
     from rollmill.core.config.yaml import read_mapping
 
     return renamed(read_mapping(path, ours=True).data)
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a run has written this file of settings: other files of a run lie beside it."""
+    """Return whether a run has written this file of settings: other files of a run lie beside it."""
     marks = ("state.json", "diary.json", "stages")
     return path.name == "config.yaml" and any((path.parent / mark).exists() for mark in marks)

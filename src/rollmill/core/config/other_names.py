@@ -76,6 +76,6 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def keys_called(word: str, known: Iterable[str]) -> list[str]:
-    """Which of the known dotted keys other tools call ``word``."""
+    """Return those of the known dotted keys that other tools call ``word``."""
     ends = OTHER_NAMES.get(word.lower().replace("-", "_"), ())
     return [key for key in known if any(key == end or key.endswith(f".{end}") for end in ends)]

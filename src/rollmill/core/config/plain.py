@@ -9,14 +9,14 @@ from typing import Any
 
 
 def to_dict(config: object) -> dict[str, Any]:
-    """The settings as nested plain values (dict, list, str, int, float, bool, None), in declared order."""
+    """Return the settings as nested plain values (dict, list, str, int, float, bool, None), in declared order."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise TypeError(f"expected settings, got {config!r}")
     return {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
 
 
 def completed(values: Mapping[str, Any], defaults: object) -> dict[str, Any]:
-    """Settings as an earlier version has saved them: keys that it did not know have their defaults.
+    """Give settings that an earlier version has saved the defaults of the keys that it did not know.
 
     ``defaults``: an instance of their class, or a mapping of such instances for blocks that stand together.
     """
@@ -31,13 +31,13 @@ def completed(values: Mapping[str, Any], defaults: object) -> dict[str, Any]:
 
 
 def fields_of(settings: object) -> dict[str, Any]:
-    """The fields of a dataclass, as they are."""
+    """Return the fields of a dataclass by name, with their values as they are."""
     names = dataclasses.fields(settings)  # type: ignore[arg-type]  # an instance of a settings class
     return {field.name: getattr(settings, field.name) for field in names}
 
 
 def dump_yaml(config: object) -> str:
-    """YAML text from which ``load_config`` makes an equal config."""
+    """Return YAML text from which ``load_config`` makes an equal config."""
     from rollmill.core.config.yaml import to_yaml
 
     return to_yaml(to_dict(config))
@@ -54,7 +54,7 @@ def differences(a: object, b: object) -> dict[str, tuple[Any, Any]]:
 
 
 def changed_settings(config: object) -> dict[str, Any]:
-    """Settings that are not as they are by default, by dotted key; where the run lives is left out."""
+    """Return the settings that differ from their defaults, by dotted key; where the run lives is left out."""
     found = differences(config, type(config)())
     return {key: own for key, (own, _) in found.items() if key == "run.seed" or not key.startswith("run.")}
 
@@ -77,7 +77,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """``value`` with settings as dicts, tuples as lists and paths as text; other objects are refused."""
+    """Return ``value`` with settings as dicts, tuples as lists and paths as text; other objects are refused."""
     if dataclasses.is_dataclass(value):
         return to_dict(value)
     if value is None or isinstance(value, bool):

@@ -84,7 +84,7 @@ class Key:
         return NoneType in alternatives(self.type)
 
     def default(self) -> Any:
-        """The default value; ``MISSING`` for a required key, and for a block that starts from its class."""
+        """Return the default value; ``MISSING`` for a required key, and for a block that starts from its class."""
         if self.field.default_factory is not MISSING and self.field.default_factory is not self.block:
             return self.field.default_factory()
         return self.field.default
@@ -92,7 +92,7 @@ class Key:
 
 @functools.cache
 def keys_of(cls: type) -> dict[str, Key]:
-    """The keys of a settings class by name, in declared order."""
+    """Return the keys of a settings class by name, in declared order."""
     hints = get_type_hints(cls, include_extras=True)
     keys = {}
     for field in dataclasses.fields(cls):
@@ -115,7 +115,7 @@ def dotted_keys(cls: type, prefix: str = "") -> Iterator[str]:
 
 
 def instance_of(default: Any) -> object | None:
-    """The settings that a block starts from; None where it starts from its class, or is not there at all."""
+    """Return the settings that a block starts from; None where it starts from its class, or is not there at all."""
     return None if default is MISSING or default is None else default
 
 
@@ -131,7 +131,7 @@ class KeyInfo:
 
 
 def describe(cls: type) -> list[KeyInfo]:
-    """Every leaf of a settings class in declared order; a block that may be null is listed as well."""
+    """List every leaf of a settings class in declared order; a block that may be null is listed as well."""
     return list(_describe(cls, "", None))
 
 

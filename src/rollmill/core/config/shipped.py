@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parents[2] / "configs"
 
 
 def shipped_names() -> list[str]:
-    """The names of the files, without their ending."""
+    """Return the names of the settings files that come with the package, without their ending."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -17,6 +17,6 @@ def is_plain_name(path: Path) -> bool:
 
 
 def find_file(path: Path) -> Path:
-    """The file that is meant: the one at ``path``, or the shipped one of that name where there is none."""
+    """Return the file that is meant: the one at ``path``, or the shipped one of that name where there is none."""
     shipped = FOLDER / f"{path.name.removesuffix('.yaml')}.yaml"
     return shipped if is_plain_name(path) and not path.exists() and shipped.is_file() else path

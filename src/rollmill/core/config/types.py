@@ -15,7 +15,7 @@ from rollmill.core.text import show
 
 
 def alternatives(tp: Any) -> tuple[Any, ...]:
-    """``int | None`` gives ``(int, NoneType)``; a plain type gives itself."""
+    """Return the types that a type allows: ``(int, NoneType)`` for ``int | None``, a plain type itself."""
     if get_origin(tp) is Annotated:
         return alternatives(get_args(tp)[0])
     if get_origin(tp) in (Union, UnionType):
@@ -24,14 +24,14 @@ def alternatives(tp: Any) -> tuple[Any, ...]:
 
 
 def choices(tp: Any) -> tuple[Any, ...]:
-    """The values of every ``Literal`` in a type, those inside lists included."""
+    """Return the values of every ``Literal`` in a type, those inside lists included."""
     if get_origin(tp) is Literal:
         return get_args(tp)
     return tuple(choice for arg in get_args(tp) for choice in choices(arg))
 
 
 def type_text(tp: Any) -> str:
-    """A type in a user's words: ``int | null``, ``'rgb' | 'gray'``, ``list of int``."""
+    """Return a type in a user's words: ``int | null``, ``'rgb' | 'gray'``, ``list of int``."""
     texts = []
     for part in alternatives(tp):
         origin, args = get_origin(part), get_args(part)

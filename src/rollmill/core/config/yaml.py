@@ -94,7 +94,7 @@ for _name, _pattern, _first in _RESOLVERS:
 
 
 def _fast_loader() -> type | None:
-    """The same loader on libyaml's parser, which takes an eighth of the time; None where PyYAML has none."""
+    """Make the same loader on libyaml's parser, which takes an eighth of the time; None where PyYAML has none."""
     if not yaml.__with_libyaml__:
         return None
 
@@ -140,7 +140,7 @@ def read_mapping(path: Path, ours: bool = False) -> YamlMapping:
 
 
 def parse_mapping(text: str, source: str, ours: bool = False) -> YamlMapping:
-    """Like ``read_mapping`` for text; ``source`` names it in errors."""
+    """Parse text as ``read_mapping`` reads a file; ``source`` names it in errors."""
     node = _compose(text, source, ours)
     if node is None or node.tag == _TAG + "null":  # nothing at all, or nothing but '---'
         return YamlMapping()
@@ -154,7 +154,7 @@ def parse_mapping(text: str, source: str, ours: bool = False) -> YamlMapping:
 
 
 def parse_value(text: str, source: str) -> Any:
-    """One value as written after ``=`` on the command line; blank text is an empty string."""
+    """Parse one value as written after ``=`` on the command line; blank text is an empty string."""
     if not text.strip():
         return ""
     node = _compose(text, source)
@@ -168,7 +168,7 @@ def parse_value(text: str, source: str) -> Any:
 
 
 def to_yaml(data: Mapping[str, Any]) -> str:
-    """YAML text of nested plain values, keys in the given order, lists on one line."""
+    """Return YAML text of nested plain values, keys in the given order, lists on one line."""
     # A line limit would fold long strings; unfolded ones can be searched for.
     text: str = yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31)
     return text
@@ -257,7 +257,7 @@ class _Reader:
 
 
 def _compose(text: str, source: str, ours: bool = False) -> yaml.Node | None:
-    """The node tree of the single document in ``text``; None when there is nothing but comments."""
+    """Return the node tree of the single document in ``text``; None when there is nothing but comments."""
     if len(text) > MOST_CHARACTERS:
         raise ConfigError(f"{source[:100]}: more than {MOST_CHARACTERS:,} characters")
     if ours and _FAST is not None:
@@ -289,7 +289,7 @@ def _float(text: str) -> float:
 
 
 def _files_near(path: Path) -> str:
-    """A hint: files of its folder and of the package with a name like the missing one, or else its YAML files."""
+    """Name files of its folder and of the package that are called like the missing one, or else its YAML files."""
     folder = path.parent
     if not folder.is_dir():
         return f"the folder {folder} does not exist either"

@@ -100,7 +100,7 @@ class AtariEnv:
         self._between_lives = False
 
     def _set_buttons(self, all_of_them: bool, fire_reset: bool) -> None:
-        """Which buttons the choices of the action press, and whether an episode begins with FIRE."""
+        """Set which buttons the choices of the action press, and whether an episode begins with FIRE."""
         minimal = self._ale.getMinimalActionSet()
         actions = self._ale.getLegalActionSet() if all_of_them else minimal
         self._presses = [int(a.value) for a in actions]
@@ -143,7 +143,7 @@ class AtariEnv:
     # -- playing -------------------------------------------------------------------------------
 
     def _play(self, press: int) -> tuple[float, bool]:
-        """One action for ``frame_skip`` frames, or until the episode ends: (reward, whether it ended)."""
+        """Play one action for ``frame_skip`` frames, or until the episode ends: (reward, whether it ended)."""
         ale, last, reward, ended = self._ale, self._frame_skip - 1, 0, False
         for frame in range(self._frame_skip):
             if not self._sticky or self._rng.random() >= self._sticky:
@@ -242,7 +242,7 @@ def _check_sticky(sticky: float) -> None:
 
 
 def _load(ale_py: Any, game: str, max_frames: int, mode: int | None, difficulty: int | None) -> Any:
-    """A console with the game in it, switched on and not yet reset."""
+    """Return a console with the game in it, switched on and not yet reset."""
     rom = _find_rom(ale_py, game)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it would greet on stderr
     ale = ale_py.ALEInterface()

@@ -47,7 +47,7 @@ class Palette:
         self._lookup(colours, self._table, grays)
 
     def unknown_in(self, grays: bytearray, first: int, end: int) -> bool:
-        """Whether an unknown colour was painted between these bytes."""
+        """Return whether an unknown colour was painted between these bytes."""
         return self._marker >= 0 and grays.find(self._marker, first, end) >= 0
 
 
@@ -103,20 +103,20 @@ class Screen:
         self._first, self._end = 0, blocks  # what is out of date
 
     def take_earlier(self) -> None:
-        """The screen as it is now is the frame before the last one."""
+        """Take the screen as it is now for the frame before the last one."""
         self._widen(*self._earlier.take())
 
     def take_last(self) -> None:
-        """The screen as it is now is the last frame."""
+        """Take the screen as it is now for the last frame."""
         self._widen(*self._last.take())
 
     def take_alone(self) -> None:
-        """The screen as it is now is both: nothing is mixed into it."""
+        """Take the screen as it is now for both frames: nothing is mixed into it."""
         self.take_earlier()
         self.take_last()
 
     def image(self) -> Array:
-        """The brighter of both frames, pixel by pixel, shrunk; valid until the next call."""
+        """Return the brighter of both frames, pixel by pixel, shrunk; valid until the next call."""
         if self._first < self._end:
             rows = slice(self._first * self._block, self._end * self._block)
             pooled = np.maximum(self._earlier.gray[rows], self._last.gray[rows], out=self._pooled[rows])
@@ -135,7 +135,7 @@ class Screen:
 
 
 def count_blocks(screen: tuple[int, int], image: tuple[int, int]) -> int:
-    """Into how many blocks of rows a screen (rows, columns) can be cut that shrink independently of each other.
+    """Count the blocks of rows into which a screen (rows, columns) can be cut that shrink independently.
 
     OpenCV places the rows of the image at multiples of rows / height. Only where floating point holds
     that ratio exactly does a block get the same weights as it does within the whole; and only images that

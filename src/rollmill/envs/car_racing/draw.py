@@ -80,7 +80,7 @@ class CarShapes:
     """The polygons of the car in metres, as complex numbers seen from the centre of hull or wheel."""
 
     def __init__(self, dynamics: Any) -> None:
-        """``dynamics`` is the module ``gymnasium.envs.box2d.car_dynamics``."""
+        """Read the car's shapes from ``dynamics``, the module ``gymnasium.envs.box2d.car_dynamics``."""
         hull = (dynamics.HULL_POLY1, dynamics.HULL_POLY2, dynamics.HULL_POLY3, dynamics.HULL_POLY4)
         self.hull = [[complex(*corner) * dynamics.SIZE for corner in polygon] for polygon in hull]
         self.wheel_half_width = dynamics.WHEEL_W * dynamics.SIZE
@@ -150,7 +150,7 @@ class CarLooks:
         self._hull = [self._corners(polygon) for polygon in shapes.hull]
 
     def draw(self, wheel: int, angle: float, phase: float) -> Array:
-        """The look of the quarter with this wheel."""
+        """Return the look of the quarter with this wheel."""
         across = complex(math.cos(angle), math.sin(angle))
         along = across * 1j * self._shapes.wheel_radius
         across *= self._shapes.wheel_half_width
@@ -169,7 +169,7 @@ class CarLooks:
         return np.stack([mean[..., :3] + 0.5, np.repeat(1 - mean[..., 3:], 3, axis=2)])
 
     def _corners(self, polygon: list[complex]) -> Array:
-        """Metres seen from the car ``[n]`` as corners in fractions of fine pixels, int32 ``[n, 2]``."""
+        """Convert metres seen from the car ``[n]`` to corners in fractions of fine pixels, int32 ``[n, 2]``."""
         flat = np.array(polygon).view(np.float64).reshape(-1, 2)
         corners: Array = (flat * self._scale + self._offset).astype(np.int32)
         return corners
@@ -181,18 +181,18 @@ class CarLooks:
 
 @lru_cache(maxsize=256)
 def car_looks(cv2: Any, size: int, shapes: CarShapes, zoom: float) -> CarLooks:
-    """Shared by the environments of a process; every episode has the same 50 zooms."""
+    """Return looks that the environments of a process share; every episode has the same 50 zooms."""
     return CarLooks(cv2, size, shapes, zoom)
 
 
 @lru_cache(maxsize=4096)
 def quarter_look(looks: CarLooks, wheel: int, angle: int, phase: int) -> Array:
-    """One look, by rounded angle and phase. There are 2,300 at the full zoom; each takes 0.7 kB at 96 x 96."""
+    """Return one look, by rounded angle and phase. There are 2,300 at the full zoom, of 0.7 kB each at 96 x 96."""
     return looks.draw(wheel, angle / ANGLES, (phase + 0.5) * (math.tau / PHASES))
 
 
 def _rim_span(phase: float) -> tuple[float, float] | None:
-    """From where to where (-1 to 1 along the wheel) its bright part is seen from above; None when it is below."""
+    """Return from where to where (-1 to 1 along the wheel) its bright part is seen from above; None if it is below."""
     sine, cosine = math.sin(phase), math.cos(phase)
     far_sine, far_cosine = math.sin(phase + RIM_ARC), math.cos(phase + RIM_ARC)
     if sine > 0 and far_sine > 0:
@@ -262,7 +262,7 @@ class Bar:
 
 @cache
 def _level_columns(base: int, size: int) -> Array:
-    """Colour of each of ``size`` pixels that an indicator covers from ``base`` to the stock pixel its tip is in.
+    """Return the colour of each of ``size`` pixels that an indicator covers from ``base`` to its tip's pixel.
 
     float32 ``[1000 + 1, size]``; the last entry is for indicators that are not drawn.
     """
@@ -272,14 +272,14 @@ def _level_columns(base: int, size: int) -> Array:
 
 
 def _upright_row(cells: float) -> int:
-    """The column of ``_upright_heights`` for an indicator so many cells of the grid high."""
+    """Return the column of ``_upright_heights`` for an indicator so many cells of the grid high."""
     if abs(cells) < TOO_SMALL / 100:  # a hundredth of a cell per unit, or two
         return BAR_H
     return min(max(int(BAR_H - CELL_H - CELL_H * cells), 0), BAR_H - 1)
 
 
 def _upright_heights(rows: int) -> Array:
-    """What part of each of ``rows`` pixels an upright indicator covers, by the stock pixel its tip is in.
+    """Return what part of each of ``rows`` pixels an upright indicator covers, by the stock pixel of its tip.
 
     float32 ``[rows, 100 + 1]``; the last entry is for indicators that are not drawn.
     """
@@ -290,7 +290,7 @@ def _upright_heights(rows: int) -> Array:
 
 
 def _covered(stock: int, size: int) -> Array:
-    """What part of each of ``size`` pixels the first n of ``stock`` pixels cover: float32 ``[stock + 1, size]``."""
+    """Return what part of each of ``size`` pixels the first n of ``stock`` cover: float32 ``[stock + 1, size]``."""
     edge = np.arange(stock + 1)[:, None] * (size / stock)
     covered: Array = np.clip(edge - np.arange(size), 0, 1).astype(np.float32)
     return covered
@@ -298,7 +298,7 @@ def _covered(stock: int, size: int) -> Array:
 
 @lru_cache(maxsize=4096)
 def score_image(text: str, size: int) -> Array:
-    """The score as it stands at the left of the bar: uint8 ``[size / 8, size / 8, 1]``."""
+    """Draw the score as it stands at the left of the bar: uint8 ``[size / 8, size / 8, 1]``."""
     import pygame
 
     window = pygame.Surface((SCORE_W, BAR_H))
@@ -323,7 +323,7 @@ def _digits(text: str) -> Any:
 
 @cache
 def _score_font() -> Any:
-    """Kept, because a new font takes a millisecond for its first text."""
+    """Return the font, which is kept because a new one takes a millisecond for its first text."""
     import pygame
 
     pygame.font.init()
@@ -332,5 +332,5 @@ def _score_font() -> Any:
 
 @cache
 def _shrinking(stock: int, size: int) -> Array:
-    """Share of each of ``stock`` pixels in each of ``size`` averages: float32 ``[stock, size]``."""
+    """Return the share of each of ``stock`` pixels in each of ``size`` averages: float32 ``[stock, size]``."""
     return np.diff(_covered(stock, size), axis=0)

@@ -120,8 +120,8 @@ class CarRacingEnv:
         return total, terminated, truncated, self._statistics()
 
     def render(self) -> Array | None:
-        """Gymnasium's own image, 400 x 600, with skid marks; None before the first ``reset``. As slow as the stock
-        environment's."""
+        """Return Gymnasium's own image, 400 x 600, with skid marks; None before ``reset``. It takes as long as in the
+        stock environment."""
         if self._game.car is None:
             return None
         image: Array = self._game.image()
@@ -152,7 +152,7 @@ class CarRacingEnv:
 
 
 def _import_game() -> Any:
-    """The class that is driven; its module needs Box2D, pygame and OpenCV to be imported."""
+    """Return the class that is driven; its module needs Box2D, pygame and OpenCV to be imported."""
     from gymnasium.error import DependencyNotInstalled
 
     try:

@@ -52,7 +52,7 @@ SHRINK_LOSS = 2
 
 
 def seen(color: Array) -> Array:
-    """A colour ``[..., 3]`` as the observation shows it, int64."""
+    """Return a colour ``[..., 3]`` as the observation shows it, int64."""
     return np.maximum(np.asarray(color).astype(np.int64) - SHRINK_LOSS, 0)
 
 
@@ -158,21 +158,21 @@ class Ground:
         self._cv2.resize(self._fine, (self._side, self._side), self._patch, 0, 0, self._cv2.INTER_AREA)
 
     def _paint_field(self) -> None:
-        """Every row of texels is one of three: outside of the field, plain, or with squares of grass."""
+        """Paint the field: every row of texels is one of three, outside of it, plain, or with squares of grass."""
         across, along = (self._kinds(texel) for texel in self._corner)
         rows = np.take(self._field, across, axis=1)
         np.take(rows, along, axis=0, out=self._fine, mode="clip")  # straight into ``out``; "raise" would buffer
 
     def _kinds(self, first: int) -> Array:
-        """Along one axis: 0 outside of the field, 1 between squares of grass, 2 in one."""
+        """Return the kinds of places along one axis: 0 outside of the field, 1 between squares of grass, 2 in one."""
         metres = (first + (np.arange(len(self._fine)) + 0.5) / FINENESS) / self._scale
         kinds: Array = 2 - np.floor(metres / GRASS).astype(np.int64) % 2
         kinds[np.abs(metres) > PLAYFIELD] = 0
         return kinds
 
     def _set_scale(self, scale: float) -> None:
-        """Where the quads are at this scale, from the world's origin: corners in fractions of fine texels, and the
-        lower and upper ends of their boxes in whole texels."""
+        """Work out where the quads are at this scale, from the world's origin: corners in fractions of fine texels, and
+        the lower and upper ends of their boxes in whole texels."""
         if scale == self._scale:
             return
         self._scale = scale

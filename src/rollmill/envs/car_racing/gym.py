@@ -76,14 +76,14 @@ class CarRacing(car_racing.CarRacing):
         return super().step(action)
 
     def save_level(self) -> bytes:
-        """The track that ``reset`` has made: its course, its tiles and their colours, and the random numbers after."""
+        """Return the track that ``reset`` has made: course, tiles and their colours, random numbers after it."""
         tiles: Any = self.road
         rows = [tile.row for tile in tiles]
         quads, colors = (np.array([pair[k] for pair in self.road_poly], np.float64) for k in (0, 1))
         return encode((np.array(self.track, np.float64), quads, colors, np.array(rows), self.np_random))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """As the stock class; ``options={"level": level}`` takes a track that ``save_level`` gave."""
+        """Reset as the stock class does; ``options={"level": level}`` takes a track that ``save_level`` gave."""
         self._level = (options or {}).get("level")
         return super().reset(seed=seed, options=options)
 
@@ -126,7 +126,7 @@ class CarRacing(car_racing.CarRacing):
         self.world.contactListener = self.world.contactListener_bug_workaround = listener
 
     def recolored(self, tile: Any) -> None:
-        """Called when the car touches a tile for the first time, which then has the plain colour of the road."""
+        """Recolour a tile that the car touches for the first time: it gets the plain colour of the road."""
         self._painter.ground.recolor(tile.row, self.road_color)
 
     def _render(self, mode: str) -> Any:

@@ -66,7 +66,7 @@ class Car(stock.Car):
             )
 
     def _turn(self, wheel: Any, dt: float) -> float:
-        """How fast a wheel turns by engine and brake, radians per second."""
+        """Return how fast a wheel turns by engine and brake, in radians per second."""
         power = dt * stock.ENGINE_POWER * wheel.gas
         self.fuel_spent += power
         omega: float = wheel.omega

@@ -39,7 +39,7 @@ class Findings:
         self.errors = 0
 
     def add(self, rule: str, where: str, found: str, key: str = "", **values: Any) -> None:
-        """``key``: what tells findings of the same rule apart, as the name of a field; ``values`` as in the rule."""
+        """Write a finding down; ``key`` (say, a field) tells those of a rule apart, ``values`` are as in the rule."""
         finding = make_finding(rule, where, found, **values)
         self.errors += finding.level == "error"
         number = self._number.get((rule, key))
@@ -94,7 +94,7 @@ class Player:
 
     @property
     def steps(self) -> int:
-        """Of the running episode."""
+        """Steps of the running episode."""
         return self._t
 
     @property
@@ -131,7 +131,7 @@ class Player:
         self.call(CLOSE, self.env.close)
 
     def call(self, phase: int, function: Callable[[], Any]) -> Any:
-        """``function``, which calls the environment; what it raises is a finding and ``Broken``."""
+        """Call ``function``, which calls the environment; what it raises is a finding and ``Broken``."""
         self._phase = phase
         errors = self._findings.errors
         self._beat.seed = self._seed
@@ -156,7 +156,7 @@ class Player:
         self._note(rule, found, key=f"{self._phase} {type(error).__name__}")
 
     def _next_row(self) -> Obs:
-        """Fresh memory for the next observation; what was seen before is kept, to notice who writes into it."""
+        """Return fresh memory for the next observation; what was seen before is kept, to notice who writes into it."""
         self._rows.reverse()
         self._kept = {name: array.copy() for name, array in self._rows[1].items()}
         for array in self._rows[0].values():
@@ -166,7 +166,7 @@ class Player:
     # -- answers --------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """At the observation just written, and at the one before."""
+        """Look at the observation just written, and at the one before."""
         for name, array in self._rows[0].items():
             self._look_at(name, array)
             same_nan = array.dtype.kind == "f"
@@ -192,7 +192,7 @@ class Player:
             begin += n
 
     def _outcome(self, answer: Any) -> tuple[Array, Array]:
-        """(rewards, whether over), each ``[agents]``; replaced by harmless values where they are nonsense."""
+        """Return (rewards, whether over), each ``[agents]``; replaced by harmless values where they are nonsense."""
         agents = self.spec.agents
         if not isinstance(answer, tuple) or len(answer) != 4:
             self._note("step-return", kind_of(answer), wanted="(reward, terminated, truncated, info)")
@@ -254,13 +254,13 @@ def poison_of(array: Array) -> Any:
 
 
 def set_global_seeds(seed: int) -> None:
-    """The generators that a process shares: what depends on them does not depend on its own seed."""
+    """Seed the generators that a process shares: what depends on them does not depend on its own seed."""
     random.seed(seed)
     np.random.seed(seed)
 
 
 def global_state() -> tuple[Any, ...]:
-    """Changes whenever somebody draws from the shared generators, or seeds them."""
+    """Return a state that changes whenever somebody draws from the shared generators, or seeds them."""
     state = np.random.get_state(legacy=False)["state"]
     return random.getstate(), state["key"].tobytes(), state["pos"]
 

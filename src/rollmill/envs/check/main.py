@@ -52,7 +52,7 @@ class Checker:
         self._repeats = True  # a seed fixes an episode
 
     def run(self) -> None:
-        """All stages; one that breaks off does not keep the others from running."""
+        """Run all stages; one that breaks off does not keep the others from running."""
         stages: list[tuple[str, Callable[[], None]]] = [
             ("play", self._play),
             ("seeds", self._seeds),
@@ -85,7 +85,7 @@ class Checker:
         lane.close()
 
     def _play(self) -> None:
-        """Whole episodes with random actions."""
+        """Play whole episodes with random actions."""
         player = self._player(self._inspected)
         self._know(player.spec)
         self._repeats = self._summary["repeatable"] = bool(getattr(player.env, "repeatable", True))
@@ -113,7 +113,7 @@ class Checker:
         self._close_twice(player)
 
     def _seeds(self) -> None:
-        """The same seed gives the same stream, whatever the process's shared generators are at."""
+        """Check that the same seed gives the same stream, whatever the process's shared generators are at."""
         if not self._repeats:
             return
         try:
@@ -142,7 +142,7 @@ class Checker:
             self._add("shared-generator", touched, "the shared one (np.random, random) was drawn from or seeded")
 
     def _neighbours(self) -> None:
-        """Two environments in one process, stepped in turn, do not influence each other."""
+        """Check that two environments in one process, stepped in turn, do not influence each other."""
         if not self._repeats:
             return
         seed = self._options.seed
@@ -161,7 +161,7 @@ class Checker:
                 return
 
     def _batch(self) -> None:
-        """As the trainer steps it: several in one batch, restarted when they fail."""
+        """Step several in one batch, as the trainer does, and start them again when they fail."""
         assert self._spec is not None
         faults: list[Fault] = []
         setup = BatchSetup(
@@ -205,7 +205,7 @@ class Checker:
         self._summary.setdefault("steps_per_second", steps * BATCH_ENVS / max(time.monotonic() - begun, 1e-9))
 
     def _speed(self) -> None:
-        """Steps per second of one environment that nobody looks at; its threads and processes."""
+        """Measure the steps per second of one environment that nobody looks at, and its threads and processes."""
         if not self._whole:
             return
         threads, processes = _tasks()
@@ -239,7 +239,7 @@ class Checker:
         return steps / spent
 
     def _order(self) -> None:
-        """Steps where there is no running episode."""
+        """Step where there is no running episode."""
         player = self._player(self._inspected)
         rng = np.random.default_rng(self._options.seed)
         blank = random_actions(player.spec, rng, _all_allowed(player.spec), player.spec.agents)
@@ -265,7 +265,7 @@ class Checker:
         return make_env(self._settings, EnvInstance())
 
     def _inspected(self) -> Env:
-        """With a look at what a Gymnasium environment really returns."""
+        """Build an environment, with a look at what a Gymnasium environment really returns."""
         env = self._plain()
         from rollmill.envs.gym_env import GymEnv
 
@@ -293,7 +293,7 @@ class Checker:
             self._add("close-twice", "close()", error_text(error))
 
     def _accepts(self, player: Player, action: Array) -> Any:
-        """The answer to a step that is out of order; None where it raised, as it should."""
+        """Return the answer to a step that is out of order; None where it raised, as it should."""
         self._beat.enter(0, STEP, 0, 0)
         try:
             return player.env.step(action, player.obs) or ("nothing", False, False)
@@ -310,7 +310,7 @@ class Checker:
         return min(STREAM_STEPS, self._options.steps)
 
     def _fresh_stream(self, shared: int, seed: int, steps: int) -> tuple[Player, Stream, str]:
-        """(a new environment, its stream, the first call that touched the shared generators)."""
+        """Return (a new environment, its stream, the first call that touched the shared generators)."""
         set_global_seeds(shared)
         before = global_state()
         player = self._player(self._inspected)
@@ -330,7 +330,7 @@ class Checker:
         return player, stream, touched
 
     def _unstable(self, first: Stream, second: Stream, touched: str, steps: int) -> None:
-        """Two fresh environments differ: because of the shared generators, or of something else?"""
+        """Find out why two fresh environments differ: because of the shared generators, or of something else?"""
         self._repeats = False
         where = _where(first, second, self._options.seed)
         player, third, _ = self._fresh_stream(1, self._options.seed, steps)
@@ -346,7 +346,7 @@ class Checker:
 
 
 def _in_turn(players: list[Player], seeds: list[int], steps: int) -> list[Stream]:
-    """One episode each, step by step in turn."""
+    """Play one episode each, step by step in turn."""
     rngs = [np.random.default_rng(seed) for seed in seeds]
     streams = [[player.reset(seed)] for player, seed in zip(players, seeds)]
     for _ in range(steps):
@@ -357,7 +357,7 @@ def _in_turn(players: list[Player], seeds: list[int], steps: int) -> list[Stream
 
 
 def _where(one: Stream, other: Stream, seed: int) -> str:
-    """The first place where two streams of the same seed differ."""
+    """Name the first place where two streams of the same seed differ."""
     t = next((t for t, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
     return f"{f'step() {t - 1}' if t else 'reset()'} of an episode with seed {seed}"
 
@@ -367,7 +367,7 @@ def _all_allowed(spec: EnvSpec) -> dict[str, Array]:
 
 
 def _tasks() -> tuple[int, int]:
-    """(threads, processes) of this process and its descendants; zeros where there is no /proc."""
+    """Count (threads, processes) of this process and its descendants; zeros where there is no /proc."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -58,7 +58,7 @@ class Finding:
 
 
 def make_finding(rule: str, where: str, found: str, **values: Any) -> Finding:
-    """``values`` fill the names in what the rule expects."""
+    """Make a finding of a rule; ``values`` fill the names in what the rule expects."""
     said = RULES[rule]
     return Finding(said.level, rule, where, said.expected.format(**values), found, said.advice)
 
@@ -106,7 +106,7 @@ def check_env(
     """Check one environment in a process of its own.
 
     ``environment``: variables for that process; with those of a ``process_scope`` nothing is left of it in the end.
-    ConfigError and MissingExtraError where there is nothing to check: a wrong name or argument, a missing package.
+    Raises ConfigError or MissingExtraError if there is nothing to check: a wrong name or argument, a missing package.
     """
     begun = time.monotonic()
     child = _Child(settings, options or CheckOptions(), environment)
@@ -154,7 +154,7 @@ class _Child:
         return self._errand.lines
 
     def watch(self) -> Finding | None:
-        """Wait for its end; a finding if that was not of its own will, or if it has left something."""
+        """Wait for its end; returns a finding if that was not of its own will, or if it has left something."""
         last, since = self._beat[:], time.monotonic()
         while not self._errand.has_ended:
             now, beat = time.monotonic(), self._beat[:]
@@ -194,7 +194,7 @@ class _Child:
 
 
 def describe_place(beat: bytes) -> str:
-    """``step() 12 of episode 0 (seed 1, env 0), stage play``."""
+    """Say where a check is: ``step() 12 of episode 0 (seed 1, env 0), stage play``."""
     _, stage, phase, env, episode, step, seed = BEAT.unpack(beat)
     if phase == 0:
         return f"outside of any call, stage {STAGES[stage]}"
@@ -202,7 +202,7 @@ def describe_place(beat: bytes) -> str:
 
 
 def place(phase: int, episode: int, step: int, seed: int) -> str:
-    """A call in words."""
+    """Name a call in words."""
     if phase == MAKE:
         return "the constructor"
     what = {"reset": "reset()", "step": f"step() {step}", "close": "close()"}[PHASES[phase]]
@@ -210,7 +210,7 @@ def place(phase: int, episode: int, step: int, seed: int) -> str:
 
 
 def _innermost(stack: str) -> str:
-    """The innermost line of the user's code in a stack that faulthandler wrote; its own files are left out."""
+    """Return the innermost line of the user's code in a stack that faulthandler wrote; its own files are left out."""
     frames = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
     own = str(Path(__file__).parent)
     return next((frame for frame in frames if f'"{own}' not in frame), frames[0] if frames else "")

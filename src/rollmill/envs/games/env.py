@@ -82,7 +82,7 @@ class TreeEnv:
         return None
 
     def _settled(self, node: int) -> int:
-        """The next node where somebody moves, or the end."""
+        """Return the next node where somebody moves, or the end."""
         while self._player[node] == CHANCE:
             after, ends = self._outcomes[node]
             node = after[min(bisect.bisect_right(ends, self._rng.random()), len(after) - 1)]
@@ -94,7 +94,7 @@ class TreeEnv:
 
 
 def game_tree(game: str, payoff: Sequence[Sequence[float]] | None = None) -> GameTree:
-    """The tree of a game by name, to be read only; ConfigError where there is none."""
+    """Return the tree of a game by name, to be read only; raises ConfigError if there is none."""
     if payoff is not None:
         return grow(MatrixGame(payoff))
     if game not in GAMES and game not in MATRICES:
@@ -104,12 +104,12 @@ def game_tree(game: str, payoff: Sequence[Sequence[float]] | None = None) -> Gam
 
 @functools.cache
 def _named_tree(game: str) -> GameTree:
-    """Grown once for all environments of a process."""
+    """Grow a game's tree once for all environments of a process."""
     return grow(GAMES[game]() if game in GAMES else MatrixGame(MATRICES[game]))
 
 
 def _masks(tree: GameTree) -> Array:
-    """[n, 2, actions] uint8: what each player may choose; whoever waits, choice 0 alone."""
+    """Return ``[n, 2, actions]`` uint8, what each player may choose; whoever waits, choice 0 alone."""
     masks = np.zeros((len(tree.player), 2, tree.rules.actions), np.uint8)
     masks[:, :, 0] = 1
     moving = np.flatnonzero(tree.player >= 0)

@@ -12,7 +12,7 @@ from rollmill.envs.games.tree import CHANCE, END
 
 
 def _one_hot(index: int, size: int) -> list[float]:
-    """Zeros where there is nothing (-1)."""
+    """Return ``size`` numbers, all 0 but a 1 at ``index``; only zeros for -1."""
     return [float(index == k) for k in range(size)]
 
 
@@ -93,7 +93,7 @@ class Kuhn:
         return stake if one > other else -stake
 
     def view(self, state: KuhnState, player: int) -> list[float]:
-        """Which player, the own card, and up to three moves: pass and bet."""
+        """Return which player it is, the own card, and up to three moves (pass and bet), all one-hot."""
         card = state.cards[player] if player < len(state.cards) else -1
         bets = [state.bets[k] if k < len(state.bets) else -1 for k in range(3)]
         return [*_one_hot(player, 2), *_one_hot(card, self.CARDS), *(x for bet in bets for x in _one_hot(bet, 2))]
@@ -140,7 +140,7 @@ class Leduc:
 
     @staticmethod
     def _is_closed(betting: tuple[int, ...]) -> bool:
-        """Both have moved, and the last one has not raised."""
+        """Return whether both have moved, and the last one has not raised."""
         return len(betting) >= 2 and betting[-1] == CALL
 
     def moves(self, state: LeducState) -> list[tuple[int, float, LeducState]]:
@@ -155,7 +155,7 @@ class Leduc:
         return [(move, 1.0, state._replace(rounds=(*state.rounds[:-1], (*betting, move)))) for move in allowed]
 
     def _deals(self, state: LeducState) -> list[tuple[int, float, LeducState]]:
-        """Suits mean nothing, so it is ranks that are dealt, each with its chance."""
+        """Return the ranks that can be dealt, each with its chance: suits mean nothing."""
         left = [self.SUITS - state.ranks.count(rank) for rank in range(self.RANKS)]
         rounds = (*state.rounds, ()) if len(state.ranks) == 2 else state.rounds
         return [
@@ -165,7 +165,7 @@ class Leduc:
         ]
 
     def stakes(self, state: LeducState) -> tuple[float, float]:
-        """Chips that each player has put in."""
+        """Return the chips that each player has put in."""
         chips = [1.0, 1.0]
         for size, betting in zip((2.0, 4.0), state.rounds):
             for k, move in enumerate(betting):
@@ -185,7 +185,7 @@ class Leduc:
         return yours if wins else -mine
 
     def view(self, state: LeducState, player: int) -> list[float]:
-        """Which player, the own rank, the public rank, and the moves of both rounds."""
+        """Return which player it is, the own rank, the public rank, and the moves of both rounds, all one-hot."""
         ranks = state.ranks
         own = ranks[player] if player < len(ranks) else -1
         public = ranks[2] if len(ranks) > 2 else -1

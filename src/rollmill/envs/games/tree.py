@@ -30,16 +30,16 @@ class Rules(Protocol):
     def start(self) -> Any: ...
 
     def player(self, state: Any) -> int:
-        """0, 1, ``CHANCE`` or ``END``."""
+        """Return who moves: 0, 1, ``CHANCE`` or ``END``."""
 
     def moves(self, state: Any) -> Sequence[tuple[int, float, Any]]:
-        """(choice, probability if it is chance that moves, state it leads to) of all that is allowed."""
+        """Return (choice, probability if it is chance that moves, state it leads to) of all that is allowed."""
 
     def payoff(self, state: Any) -> float:
-        """What the first player has won at the end; the second one has lost it."""
+        """Return what the first player has won at the end; the second one has lost it."""
 
     def view(self, state: Any, player: int) -> Sequence[float]:
-        """All that a player knows, as numbers: the same two states look the same to whoever cannot tell them apart.
+        """Return all that a player knows, as numbers: two states look the same to whoever cannot tell them apart.
 
         It holds everything that the player has seen before (perfect recall), and which of the two players it is.
         """
@@ -83,13 +83,13 @@ class GameTree:
         return len(self.set_player)
 
     def uniform(self) -> Array:
-        """[sets, actions]: the policy for which all allowed choices are equally likely."""
+        """Return ``[sets, actions]``, the policy for which all allowed choices are equally likely."""
         table: Array = self.set_mask / self.set_mask.sum(axis=1, keepdims=True)
         return table
 
 
 def grow(rules: Rules) -> GameTree:
-    """The whole tree of a game; ValueError where its rules contradict themselves."""
+    """Grow the whole tree of a game; raises ValueError if its rules contradict themselves."""
     nodes = [(rules.start(), -1, 0, 1.0, 0)]  # state, parent, choice, probability, depth
     children: list[list[tuple[int, int, float]]] = []
     for node, (state, _, _, _, depth) in enumerate(nodes):  # grows while it is read: breadth first
@@ -132,7 +132,7 @@ def grow(rules: Rules) -> GameTree:
 
 
 def _information_sets(name: str, player: Array, views: Array, child: Array, depth: Array) -> tuple[Array, Array]:
-    """([n] the set of each node or -1, [sets] the first node of each set)."""
+    """Return (``[n]`` the set of each node or -1, ``[sets]`` the first node of each set)."""
     numbers: dict[Hashable, int] = {}
     first: list[int] = []
     info = np.full(len(player), -1, np.int32)

@@ -54,13 +54,13 @@ class Division:
         return {"all": range(ALL_SEEDS), "test": range(border), "train": range(border, ALL_SEEDS)}[self.part]
 
     def has(self, seeds: Array) -> Array:
-        """``[n]`` bool: whether these belong to the part."""
+        """Return ``[n]`` bool, whether these belong to the part."""
         spread = seeds.astype(np.int64) * SPREAD % ALL_SEEDS
         inside: Array = (spread >= self.places.start) & (spread < self.places.stop)
         return inside
 
     def seed(self, k: int, start: int, stride: int) -> int:
-        """The k-th of all seeds of the part, in an order that ``start`` and ``stride`` decide; none comes twice."""
+        """Return the k-th of the part's seeds, in an order that ``start`` and ``stride`` decide; none comes twice."""
         places = self.places
         return (places.start + (start + k * stride) % len(places)) * UNSPREAD % ALL_SEEDS
 
@@ -77,7 +77,7 @@ class LevelSet:
     randomness: Seeds
 
     def seed(self, k: int) -> int:
-        """The seed of the k-th draw (0, 1, 2 ...)."""
+        """Return the seed of the k-th draw (0, 1, 2 ...)."""
         known = len(self.seeds)
         if self.order == "sample":
             return int(self.seeds[self.randomness.branch("sample", k).integer() % known])
@@ -89,7 +89,7 @@ class LevelSet:
         return _shuffled(self.randomness, turn, len(self.seeds))
 
     def _new(self, k: int) -> int:
-        """The k-th level that is not among the known ones."""
+        """Return the k-th level that is not among the known ones."""
         count = len(self.division.places)
         rng = self.randomness.branch("new").generator()
         start, stride = int(rng.integers(count)), int(rng.integers(count))
@@ -119,7 +119,7 @@ class Tickets:
     RECORD = struct.Struct("<qq")
 
     def __init__(self, path: Path, again: bool) -> None:
-        """``again``: an episode that has a number keeps it (a resumed run that replays its episodes)."""
+        """Keep numbers in a file. ``again``: an episode that has one keeps it (a resumed run that replays them)."""
         self.path = path
         self._again = again
         self._file: io.FileIO | None = None
@@ -127,7 +127,7 @@ class Tickets:
         self._earlier: dict[tuple[int, int], int] = {}
 
     def number(self, env: int, episode: int) -> int:
-        """The number of an episode, drawn at the first call."""
+        """Return the number of an episode, drawn at the first call."""
         last = self._given.get(env)
         if last is not None and last[0] == episode:
             return last[1]
@@ -136,7 +136,7 @@ class Tickets:
         return number
 
     def known(self, env: int, episode: int) -> int | None:
-        """The number that an episode has got, whichever process has drawn it."""
+        """Return the number that an episode has got, whichever process has drawn it."""
         return self._read().get((env, episode))
 
     def _draw(self, env: int, episode: int) -> int:
@@ -185,9 +185,9 @@ class LevelDraws:
         again: bool = False,
         first_env: int = 0,
     ) -> None:
-        """``sets``: one per task. ``players``: of every environment of the sampler. ``tickets``: a folder of the run;
-        without one, draws follow from the numbers of environment and episode. ``first_env``: of the run, the first of
-        the sampler's."""
+        """Draw from ``sets``, one per task, for ``players``, one per environment of the sampler. ``tickets``: a folder
+        of the run; without one, draws follow from the numbers of environment and episode. ``first_env``: the number, in
+        the run, of the sampler's first environment."""
         self._sets, self._players, self._again, self._first_env = sets, players, again, first_env
         self._folder = tickets
         self._tasks_played = len({player.task for player in players})  # one, where ``env.task`` names it
@@ -195,7 +195,7 @@ class LevelDraws:
         self._ranks: dict[int, tuple[int, int]] = {}
 
     def seed(self, env: int, episode: int) -> int:
-        """What the episode is reset with. ``env``: its number in the sampler."""
+        """Return what the episode is reset with. ``env``: its number in the sampler."""
         player = self._players[env]
         tickets = self._tickets_of(player)
         if tickets is None:
@@ -203,14 +203,14 @@ class LevelDraws:
         return self._set(player).seed(tickets.number(self._first_env + env, episode))
 
     def told_seed(self, env: int, episode: int) -> int | None:
-        """The same, for whoever only asks: None where the episode has not drawn yet."""
+        """Return the seed of an episode for whoever only asks: None where the episode has not drawn yet."""
         player = self._players[env]
         tickets = self._tickets_of(player)
         number = self._place(env, episode) if tickets is None else tickets.known(self._first_env + env, episode)
         return None if number is None else self._set(player).seed(number)
 
     def numbered(self, env: int, number: int) -> int:
-        """The seed of an episode that is numbered over the whole run (``EpisodeSchedule``)."""
+        """Return the seed of an episode that is numbered over the whole run (``EpisodeSchedule``)."""
         return self._set(self._players[env]).seed(number // self._tasks_played)
 
     def _set(self, player: Player) -> LevelSet:
@@ -226,7 +226,7 @@ class LevelDraws:
         return self._tickets[player]
 
     def _place(self, env: int, episode: int) -> int:
-        """Draws are dealt out in turn to the environments of one player."""
+        """Return which draw an episode has: they are dealt out in turn to the environments of one player."""
         if env not in self._ranks:
             alike = [k for k, player in enumerate(self._players) if player == self._players[env]]
             self._ranks[env] = (alike.index(env), len(alike))
@@ -235,7 +235,7 @@ class LevelDraws:
 
 
 def level_set(env: EnvSettings, number: int, randomness: Seeds, tickets: Path | None = None) -> LevelSet:
-    """The levels of one environment, the run's ``number``-th task; ConfigError if there are none to draw from.
+    """Return the levels of one environment, the run's ``number``-th task; raises ConfigError if there are none.
 
     ``tickets``: a folder that remembers which were known when the run began.
     """
@@ -259,7 +259,7 @@ def level_set(env: EnvSettings, number: int, randomness: Seeds, tickets: Path | 
 
 
 def remembered_seeds(path: Path, known: Callable[[], Array]) -> Array:
-    """The levels that were known when the run began: a resumed run must draw from the same ones."""
+    """Return the levels that were known when the run began: a resumed run must draw from the same ones."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.create_bytes(path, [known().astype("<i8").tobytes()])
@@ -273,7 +273,7 @@ def draws_of(
     tickets: Path | None = None,
     again: bool = False,
 ) -> LevelDraws | None:
-    """What a run draws from; None where its settings name no levels. ConfigError where there are none to draw from.
+    """Return what a run draws from; None if its settings name no levels. Raises ConfigError if there are none.
 
     ``players``: every environment of the run, and the policy that acts in it. ``tickets``: a folder of the run, which
     outlives it; see ``LevelDraws``.

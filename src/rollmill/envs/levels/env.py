@@ -28,7 +28,7 @@ class KeepsLevels(Protocol):
     """
 
     def save_level(self) -> bytes:
-        """The level of the episode that ``reset`` has just begun."""
+        """Return the level of the episode that ``reset`` has just begun."""
 
     def load_level(self, level: bytes, seed: int, obs: Obs) -> None:
         """Begin the episode of this seed on a level that ``save_level`` gave; write the first observation."""
@@ -63,12 +63,12 @@ class LevelEnv(Around):
 
 
 def ends(terminated: Any, truncated: Any) -> bool:
-    """Whether a step was the last of its episode."""
+    """Return whether a step was the last of its episode."""
     if type(terminated) is bool and type(truncated) is bool:
         return terminated or truncated
     return bool(np.all(np.logical_or(terminated, truncated)))
 
 
 def with_kept(info: Mapping[str, Any], kept: bool) -> Mapping[str, Any]:
-    """An ``info`` whose statistics of the episode say whether its level was kept before."""
+    """Return an ``info`` whose statistics of the episode say whether its level was kept before."""
     return {**info, "episode_stats": {**(info.get("episode_stats") or {}), LEVEL_KEPT: float(kept)}}

@@ -29,7 +29,7 @@ _MISSING = object()
 
 
 def encode(value: Any, modules: Sequence[str] = (), known: Sequence[Any] = ()) -> bytes:
-    """The value as bytes; TypeError for what cannot be written.
+    """Return the value as bytes; raises TypeError for what cannot be written.
 
     ``modules``: packages whose objects may be. ``known``: objects that whoever decodes has, too, and that are only
     referred to.
@@ -41,7 +41,7 @@ def encode(value: Any, modules: Sequence[str] = (), known: Sequence[Any] = ()) -
 
 
 def decode(data: bytes, modules: Sequence[str] = (), known: Sequence[Any] = ()) -> Any:
-    """The value that ``encode`` was given; ValueError for anything else."""
+    """Return the value that ``encode`` was given; raises ValueError for anything else."""
     try:
         tree = json.loads(zlib.decompress(data))
         return _Reader(tree, modules, known).value(tree["root"])
@@ -129,7 +129,7 @@ class _Reader:
         return self._values((value,))[0]
 
     def _values(self, items: Sequence[Any]) -> list[Any]:
-        """In one loop: a level is thousands of values."""
+        """Read the items in one loop: a level is thousands of values."""
         made, found = self._made, []
         for item in items:
             if type(item) is int:
@@ -195,12 +195,12 @@ class _Reader:
 
 
 def _in_order(items: Any) -> Iterable[Any]:
-    """The items of a list or tuple, and those of a set in an order that is always the same."""
+    """Return the items of a list or tuple, and those of a set in an order that is always the same."""
     return sorted(items, key=repr) if isinstance(items, set | frozenset) else items
 
 
 def _plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a bit generator with Python's numbers."""
+    """Return the state of a bit generator with Python's numbers."""
     return {
         name: _plain_state(inner) if isinstance(inner, Mapping) else int(inner) if not isinstance(inner, str) else inner
         for name, inner in state.items()

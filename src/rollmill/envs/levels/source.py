@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ FORMAT = 1
 def open_store(
     settings: EnvSettings, maker: object, args: Mapping[str, Any], packages: Sequence[str] = ()
 ) -> LevelStore:
-    """Where the levels of the environments are kept that ``maker`` builds with ``args``.
+    """Open the store in which the levels of the environments are kept that ``maker`` builds with ``args``.
 
     ``packages``: distributions whose versions decide the levels, where the maker names none itself.
     """
@@ -44,7 +43,7 @@ def open_store(
 
 
 def keep_levels(env: Env, store: LevelStore, name: str) -> Env:
-    """The environment, with its levels from the store; ConfigError where it cannot save them."""
+    """Return the environment, with its levels from the store; raises ConfigError if it cannot save them."""
     if isinstance(env, KeepsLevels):
         return LevelEnv(env, store)
     env.close()
@@ -55,6 +54,8 @@ def keep_levels(env: Env, store: LevelStore, name: str) -> Env:
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:
+    from importlib import metadata  # megabytes, with the parser of e-mails: only where levels are kept
+
     found = {}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -73,7 +73,7 @@ class Level:
 
     @staticmethod
     def parse(name: str) -> Level | None:
-        """The level that a file name describes; None for other files."""
+        """Return the level that a file name describes; None for other files."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -95,8 +95,8 @@ class LevelStore:
     """The levels of one environment."""
 
     def __init__(self, folder: Path, max_bytes: int = 0, about: Mapping[str, Any] | None = None) -> None:
-        """``max_bytes``: more are not kept; 0 for no limit. ``about``: which environment's levels these are, written
-        down with the first one."""
+        """Open the store; more than ``max_bytes`` are not kept (0: no limit). ``about``: which environment's levels
+        these are, written down with the first one."""
         self.folder = folder
         self._about = about
         self._max_bytes = max_bytes
@@ -107,7 +107,7 @@ class LevelStore:
     # -- reading -------------------------------------------------------------------------------
 
     def get(self, key: str) -> bytes | None:
-        """The level that was kept under this key; None where there is none."""
+        """Return the level that was kept under this key; None where there is none."""
         hashed = hash_of(key)
         for fresh in (False, True):  # somebody may have made it since the folder was listed
             for level in self._list(hashed[:2], anew=fresh).by_key.get(hashed, ()):
@@ -117,7 +117,7 @@ class LevelStore:
         return None
 
     def read(self, level: Level) -> bytes | None:
-        """Its contents, if they are what they should be; a damaged file is put aside, and named in the log."""
+        """Return a level's contents, if they are what they should be; a damaged file is put aside and logged."""
         path = self.folder / level.place
         try:
             content = path.read_bytes()
@@ -131,7 +131,7 @@ class LevelStore:
         return None
 
     def levels(self) -> list[Level]:
-        """All that are here now, in an order that does not depend on who has made them when."""
+        """List all that are here now, in an order that does not depend on who has made them when."""
         found = [
             level
             for part in self._parts()
@@ -141,12 +141,12 @@ class LevelStore:
         return sorted(found)
 
     def seeds(self) -> Array:
-        """``[n]`` int64, rising: the seeds whose levels are here."""
+        """Return ``[n]`` int64, rising: the seeds whose levels are here."""
         return np.unique(np.array([level.seed for level in self.levels() if level.seed >= 0], np.int64))
 
     @property
     def total_bytes(self) -> int:
-        """Of all levels that are here now."""
+        """Bytes of all levels that are here now."""
         return sum(self._list(part, anew=self._changed(part)).size for part in self._parts())
 
     # -- writing -------------------------------------------------------------------------------
@@ -204,13 +204,13 @@ class LevelStore:
     # -- looking after it ----------------------------------------------------------------------
 
     def leftovers(self) -> Iterator[Path]:
-        """Temporary files whose writers have died."""
+        """Yield temporary files whose writers have died."""
         for path in self.folder.glob("??/.*.tmp"):
             if atomic.is_temporary(path.name) and time.time() - _age(path) > STALE_SECONDS:
                 yield path
 
     def damaged(self) -> list[Path]:
-        """Files that were put aside."""
+        """List the files that were put aside."""
         return sorted(self.folder.glob(f"??/*{DAMAGED}"))
 
     # -- the list of files ---------------------------------------------------------------------
@@ -257,5 +257,5 @@ def _changed_ns(path: Path) -> int:
 
 
 def _age(path: Path) -> float:
-    """When it was written, in seconds since 1970."""
+    """Return when a file was written, in seconds since 1970."""
     return _changed_ns(path) / 1e9

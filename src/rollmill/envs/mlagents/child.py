@@ -41,7 +41,7 @@ def send(peer: socket.socket, header: dict[str, Any], arrays: Sequence[Any] = ()
 
 
 def receive(peer: socket.socket) -> tuple[dict[str, Any], list[Any]]:
-    """The next message; EOFError when the other side is gone, ValueError on nonsense."""
+    """Receive the next message; raises EOFError when the other side is gone, ValueError on nonsense."""
     lengths = LENGTHS.unpack(_read(peer, LENGTHS.size))
     if sum(lengths) > MOST_BYTES:
         raise ValueError(f"a message of {sum(lengths)} bytes")
@@ -175,7 +175,7 @@ class Player:
         self._reward[:] = 0.0
 
     def _act(self, continuous: Any, discrete: Any) -> None:
-        """Actions for those that ask: their lane's, or nothing for agents of episodes that nobody follows."""
+        """Act for those that ask: as their lane says, or not at all for agents of episodes that nobody follows."""
         decisions, _ = self._env.get_steps(self._name)
         action = self._spec.action_spec.empty_action(len(decisions))
         for place, agent in enumerate(decisions.agent_id.tolist()):

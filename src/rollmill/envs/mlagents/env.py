@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
-from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field, Obs
+from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import StepReturn
 from rollmill.envs.make import EnvInstance
 from rollmill.envs.mlagents import child as mlagents_child
@@ -144,7 +144,7 @@ class MlAgentsEnv:
         for field, values in zip(self._fields, seen, strict=True):
             obs[field.name][:] = _as_pixels(values) if field.is_image else values
         if self._action.nvec:
-            obs["action_mask"][:] = mask
+            obs[MASK_FIELD][:] = mask
 
 
 class _Child:
@@ -169,7 +169,7 @@ class _Child:
         return self._process.pid
 
     def ask(self, do: str | None, arrays: Sequence[Array] = ()) -> tuple[dict[str, Any], list[Array]]:
-        """Send a request (None: listen only) and wait for the answer; EnvError when there is none, or a complaint."""
+        """Send a request (None: listen only) and wait for the answer; raises EnvError on a complaint, or on silence."""
         try:
             if do is not None:
                 send(self._socket, {"do": do}, arrays)
@@ -229,11 +229,11 @@ def _interpreter(python: str) -> str:
 
 
 def _observation_fields(observations: list[list[Any]]) -> tuple[Field, ...]:
-    """One field per sensor, by its name; numbered where names are empty or not unique."""
+    """Return one field per sensor, by its name; numbered where names are empty or not unique."""
     names = [str(name) for name, _ in observations]
     fields = []
     for place, (name, shape) in enumerate(observations):
-        own = name if name and names.count(name) == 1 and name != "action_mask" else f"{name or 'obs'}_{place}"
+        own = name if name and names.count(name) == 1 and name != MASK_FIELD else f"{name or 'obs'}_{place}"
         size = tuple(int(n) for n in shape)
         fields.append(Field(own, "uint8" if len(size) == 3 else "float32", size))
     if not fields:
@@ -252,7 +252,7 @@ def _action_spec(continuous: int, branches: list[int]) -> ActionSpec:
 
 
 def _split(spec: ActionSpec, action: Array) -> tuple[Array, Array]:
-    """(continuous ``[A, C]`` float32 within -1..1, discrete ``[A, B]`` int32) of stored actions ``[A, ...]``."""
+    """Split actions ``[A, ...]`` into continuous ``[A, C]`` float32 within -1..1 and discrete ``[A, B]`` int32."""
     rows = action.reshape(len(action), -1)
     choices = len(spec.nvec)
     numbers = np.clip(rows[:, choices:], -1.0, 1.0).astype(np.float32)
@@ -260,5 +260,5 @@ def _split(spec: ActionSpec, action: Array) -> tuple[Array, Array]:
 
 
 def _as_pixels(values: Array) -> Array:
-    """Cameras give 0..1."""
+    """Turn 0..1, which cameras give, into pixels 0..255."""
     return (np.clip(values, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)

@@ -24,12 +24,12 @@ COMMAND = "python -m rollmill.envs.mlagents.install"
 
 
 def default_folder() -> Path:
-    """Where it is looked for; one for each version of Python, which a venv is bound to."""
+    """Return where it is looked for; one for each version of Python, which a venv is bound to."""
     return cache_folder() / f"mlagents-{VERSION}-py{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def interpreter(folder: Path | None = None) -> Path | None:
-    """The venv's Python; None when it is not (completely) installed."""
+    """Return the venv's Python; None when it is not (completely) installed."""
     folder = folder or default_folder()
     return folder / "bin" / "python" if (folder / STAMP).exists() else None
 

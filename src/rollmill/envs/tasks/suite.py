@@ -29,15 +29,14 @@ class Task:
     """Mean return of a person, an expert or published agents: score 100."""
 
     def settings(self, suite: EnvSettings) -> EnvSettings:
-        """What this task's environments are built from."""
+        """Return what this task's environments are built from."""
         steps = self.max_episode_steps or suite.max_episode_steps
         args = {**suite.args, **self.args}
         return replace(suite, id=self.id, args=args, max_episode_steps=steps, tasks=(), task="")
 
 
 def tasks_of(settings: EnvSettings) -> tuple[Task, ...]:
-    """All tasks that the settings name, in order; none where they name a single environment. ConfigError where they
-    make no sense."""
+    """Return all tasks that the settings name, in order; none for a single env. Raises ConfigError on nonsense."""
     entries = settings.tasks or ((settings.id,) if settings.id in SUITES else ())
     tasks = tuple(task for entry in entries for task in _tasks(entry))
     names = [task.name for task in tasks]
@@ -53,7 +52,7 @@ def tasks_of(settings: EnvSettings) -> tuple[Task, ...]:
 
 
 def task_number(settings: EnvSettings, instance: EnvInstance) -> int:
-    """Which of the tasks one environment of a run plays."""
+    """Return which of the tasks one environment of a run plays."""
     tasks = tasks_of(settings)
     if settings.task:
         return [task.name for task in tasks].index(settings.task)
@@ -61,7 +60,7 @@ def task_number(settings: EnvSettings, instance: EnvInstance) -> int:
 
 
 def task_name(settings: EnvSettings, instance: EnvInstance) -> str:
-    """Its name; empty where the settings name a single environment."""
+    """Return the name of the task that an environment plays; empty if the settings name a single environment."""
     tasks = tasks_of(settings)
     return tasks[task_number(settings, instance)].name if tasks else ""
 

@@ -42,7 +42,7 @@ class TaskSpace:
 
 
 def union_of(name: str, spaces: Sequence[TaskSpace]) -> EnvSpec:
-    """The spec that all tasks meet; ConfigError where there is none."""
+    """Return the spec that all tasks meet; raises ConfigError if there is none."""
     first = spaces[0]
     for other in spaces[1:]:
         for what in ("agents", "frames_per_step"):
@@ -79,7 +79,7 @@ def _fields(spaces: Sequence[TaskSpace]) -> list[Field]:
 
 
 def _actions(spaces: Sequence[TaskSpace]) -> tuple[ActionSpec, bool]:
-    """The joined action space, and whether masks are needed."""
+    """Return the joined action space, and whether masks are needed."""
     first, masked = spaces[0].spec.action, any(space.spec.masked for space in spaces)
     alike = all(space.spec.action == first and space.choices == spaces[0].choices for space in spaces)
     if alike:
@@ -95,7 +95,7 @@ def _actions(spaces: Sequence[TaskSpace]) -> tuple[ActionSpec, bool]:
 
 
 def _join(all_components: Sequence[Components], by_name: bool) -> Components:
-    """Components that share a choice besides their first (idle) are one; without names those of the same place are."""
+    """Join components that share a choice besides their first (idle); without names those of the same place."""
     joined: list[list[str]] = []
     for components in all_components:
         for place, component in enumerate(components):

@@ -56,7 +56,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):
         render_mode: str | None = None,
         **settings: Any,
     ) -> None:
-        """``max_episode_steps`` is another name of ``max_step``; of two limits the lower one counts."""
+        """Set up the hunts; of ``max_step`` and ``max_episode_steps``, another name of it, the lower limit counts."""
         self.settings = HuntSettings(**settings)
         if max_episode_steps is not None and max_episode_steps < self.settings.max_step:
             self.settings = dataclasses.replace(self.settings, max_step=max_episode_steps)
@@ -125,7 +125,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):
         self.rewards.look_at_map()
 
     def _begin(self, lanes: Array) -> Array:
-        """New hunts in these lanes; returns the distances of all."""
+        """Begin new hunts in these lanes; returns the distances of all."""
         self.world.reset(lanes, self._rng, self.progress)
         distances = self.world.site_distances()
         self.rewards.begin(lanes, distances)
@@ -148,7 +148,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):
         }
 
     def _stats(self, moved: Moved, ended: Array) -> dict[str, Array]:
-        """Figures of ended episodes as Gymnasium batches them: a value for each lane, and which lanes have one."""
+        """Return statistics of ended episodes as Gymnasium batches them: values, and which lanes have one."""
         w = self.world
         found = {
             "score": w.score(moved.at_end),
@@ -198,7 +198,7 @@ class TreasureHuntEnv(gym.Env):
         return _first(obs), _first(info)
 
     def _save_map(self) -> bytes:
-        """The level of an episode with a map of its own; all else about its start is drawn again from the seed."""
+        """Return the level of an episode with its own map; all else of its start is drawn again from the seed."""
         return self.world.map.to_bytes()
 
     def step(self, action: Any) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
@@ -211,7 +211,7 @@ class TreasureHuntEnv(gym.Env):
         return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), own
 
     def get_keys_to_action(self) -> dict[tuple[int, ...], int]:
-        """Arrows walk, two at a time aslant; with shift they flash."""
+        """Return the action of every set of keys: arrows walk, two at a time aslant; with shift they flash."""
         east, north, west, south = (CODES[name] for name in ("right", "up", "left", "down"))
         ways = ((east,), (east, north), (north,), (north, west), (west,), (west, south), (south,), (south, east))
         flashes = [(*way, CODES["shift"]) for way in ways]

@@ -76,7 +76,7 @@ class HuntMap:
         return "\n".join("".join(line) for line in marks) + "\n"
 
     def to_bytes(self) -> bytes:
-        """All of it, distances included: finding those takes longer than drawing the map."""
+        """Return all of it, distances included: finding those takes longer than drawing the map."""
         rows, columns = np.nonzero(self.free)
         known = self.distances[:, rows, columns]
         parts = (np.packbits(self.free), self.sites.astype("<i2"), known.astype("<i2"))
@@ -84,7 +84,7 @@ class HuntMap:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> HuntMap:
-        """What ``to_bytes`` gave."""
+        """Read what ``to_bytes`` gave."""
         raw, walls, places = zlib.decompress(data), CELLS * CELLS // 8, 4 * SITES
         free = np.unpackbits(np.frombuffer(raw[:walls], np.uint8)).reshape(CELLS, CELLS).astype(bool)
         sites = np.frombuffer(raw[walls : walls + places], "<i2").reshape(SITES, 2).astype(np.int64)
@@ -119,7 +119,7 @@ def centres(cells: Array) -> Array:
 
 @functools.cache
 def load_map(seed: int) -> HuntMap:
-    """The map with this number. That of seed 0 comes from a file, so that results compare for ever."""
+    """Return the map with this number. That of seed 0 comes from a file, so that results compare for ever."""
     if seed == 0:
         return HuntMap.from_text(resources.files(__package__).joinpath("map_0.txt").read_text(encoding="ascii"))
     return generate_map(seed)
@@ -137,7 +137,7 @@ def generate_map(seed: int) -> HuntMap:
 
 
 def _draw_sites(rng: np.random.Generator) -> Array:
-    """Site 0 in the centre, each further one the farthest from all others of a few candidates."""
+    """Draw the sites: site 0 in the centre, each further one the farthest from all others of a few candidates."""
     sites = np.empty((SITES, 2), np.int64)
     sites[0] = CELLS // 2
     for number in range(1, SITES):
@@ -149,7 +149,7 @@ def _draw_sites(rng: np.random.Generator) -> Array:
 
 
 def _draw_corridors(sites: Array, rng: np.random.Generator) -> Array:
-    """``[CELLS, CELLS]`` bool: cells that can be walked on."""
+    """Return ``[CELLS, CELLS]`` bool, the cells that can be walked on."""
     free = np.zeros((CELLS, CELLS), bool)
     middle = sites[:1]  # cells in the middle of corridors so far
     waiting = list(range(1, SITES))
@@ -180,7 +180,7 @@ def _carve(free: Array, a: Array, b: Array, rng: np.random.Generator) -> Array:
 
 
 def grid_distances(free: Array, row: int, column: int) -> Array:
-    """``[CELLS, CELLS]`` int16: how many steps to one of four neighbours every cell is away; -1: cannot be reached."""
+    """Return ``[CELLS, CELLS]`` int16, the steps to one of four neighbours that every cell is away; -1: no way."""
     found = np.full(free.shape, -1, np.int16)
     found[row, column] = 0
     queue = deque([(row, column)])

@@ -44,7 +44,7 @@ ACTIONS = spaces.Discrete(2 * DIRECTIONS)
 
 
 def unpack(observation: dict[str, Array]) -> dict[str, Array]:
-    """An observation by name: each map, each part of the vector, the mask. Works on batches, too."""
+    """Take an observation apart by name: each map, each part of the vector, the mask. Works on batches, too."""
     maps, vector = observation["maps"], observation["vector"]
     named = {name: maps[..., k, :, :] for k, name in enumerate(MAPS)}
     return {**named, **{name: vector[..., where] for name, where in VECTOR.items()}, "mask": observation[MASK_FIELD]}
@@ -65,12 +65,12 @@ class Observer:
         self.look_at_map()
 
     def look_at_map(self) -> None:
-        """The world has another map."""
+        """Take over the world's new map."""
         free = np.pad(np.where(self._world.map.free, ONE, 0).astype(np.uint8), VIEW)
         self._free = sliding_window_view(free, (WINDOW, WINDOW))
 
     def look(self, distances: Array) -> dict[str, Array]:
-        """``distances``: ``world.site_distances()``."""
+        """Return what the agents see; ``distances``: ``world.site_distances()``."""
         self._draw_maps()
         self._write_vector(distances)
         self.mask[:, DIRECTIONS:] = (self._world.cooldown == 0)[:, None]

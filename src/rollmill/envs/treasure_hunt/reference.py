@@ -43,12 +43,12 @@ class Route:
         return math.ceil(self.distance / STEP)
 
     def score(self, max_step: int) -> float:
-        """150 for the end, 0.2 for every step that is left, 100 for every treasure."""
+        """Return the score: 150 for the end, 0.2 for every step that is left, 100 for every treasure."""
         return 150.0 + 0.2 * (max_step - self.steps) + 100.0 * (len(self.sites) - 2)
 
 
 def walking_distances(hunt_map: HuntMap, site: int) -> Array:
-    """``[CELLS, CELLS]`` float64: units to walk from each cell to a site, in eight directions; infinity for walls."""
+    """Return ``[CELLS, CELLS]`` float64, units to walk in eight directions from each cell to a site; inf for walls."""
     free = hunt_map.free
     found = np.full(free.shape, np.inf)
     first = tuple(hunt_map.sites[site].tolist())
@@ -91,7 +91,7 @@ class Guide:
         return Route((*order, end), length)
 
     def nearest_first(self, start: int, end: int, treasures: Sequence[int]) -> Route:
-        """Always to the treasure that is nearest, then to the end."""
+        """Return the route that always goes to the treasure that is nearest, then to the end."""
         here, left, order, total = start, list(treasures), [start], 0.0
         while left:
             nearest = min(left, key=lambda site: float(self.between[here, site]))
@@ -151,7 +151,7 @@ class GuidedPlayer:
 def play_guided(
     settings: HuntSettings, how: str, lanes: int, seed: int = 0, guide: Guide | None = None
 ) -> tuple[Array, Array]:
-    """Steps and scores of ``lanes`` hunts, ``[lanes]`` each, by a player that knows the map (``guide``: its ways)."""
+    """Return steps and scores ``[lanes]`` of hunts by a player that knows the map (``guide``: its ways)."""
     world = World(settings, lanes)
     rng = np.random.default_rng(seed)
     world.reset(np.arange(lanes), rng, progress=1.0)

@@ -57,7 +57,7 @@ def _whole_map(world: World, lane: int) -> Array:
 
 
 def _draw_trail(board: Array, visited: Array) -> None:
-    """Lines between the middles of visited cells that a step joins."""
+    """Draw lines between the middles of visited cells that a step joins."""
     found = np.argwhere(visited)
     offsets = found[None] - found[:, None]
     near = (np.abs(offsets).max(-1) <= JOINED) & (offsets @ np.array([CELLS, 1]) >= 0)
@@ -71,7 +71,7 @@ def _draw_trail(board: Array, visited: Array) -> None:
 
 
 def _mark(board: Array, cell: Array, colour: Colour, size: int) -> None:
-    """A filled disc with a dark edge in the middle of a cell."""
+    """Draw a filled disc with a dark edge in the middle of a cell."""
     row, column = (cell * ZOOM + ZOOM // 2).tolist()
     across = np.arange(-size, size + 1)
     far = np.hypot(*np.meshgrid(across, across))
@@ -81,7 +81,7 @@ def _mark(board: Array, cell: Array, colour: Colour, size: int) -> None:
 
 
 def _local_maps(world: World, lane: int) -> Array:
-    """One panel for each map, 0 as a wall is and 1 in the map's own colour; the agent is in the middle."""
+    """Draw one panel for each map, 0 as a wall is and 1 in the map's own colour; the agent is in the middle."""
     seen = Observer(world).look(world.site_distances())["maps"][lane]
     pick = np.arange(PANEL) * WINDOW // PANEL
     panels = np.full((SIDE, PANEL, 3), FRAME, np.uint8)
@@ -98,6 +98,6 @@ def _local_maps(world: World, lane: int) -> Array:
 
 
 def _mark_panel(panel: Array, row: int, column: int, colour: Colour) -> None:
-    """A square of about two cells around a cell of a local map."""
+    """Draw a square of about two cells around a cell of a local map."""
     down, right = (int((place + 0.5) * PANEL / WINDOW) for place in (row, column))
     panel[max(0, down - 2) : down + 3, max(0, right - 2) : right + 3] = colour

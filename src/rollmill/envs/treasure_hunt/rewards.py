@@ -50,20 +50,20 @@ class HuntRewards:
         self.look_at_map()
 
     def look_at_map(self) -> None:
-        """The world has another map."""
+        """Take over the world's new map."""
         if self.terms.moves("route"):
             world = self._world
             self._routes = Routes(world.map.between, world.settings.places, world.settings.end)
 
     def begin(self, lanes: Array, distances: Array) -> None:
-        """Episodes begin in these lanes; ``distances``: of all sites from all lanes."""
+        """Begin episodes in these lanes; ``distances``: of all sites from all lanes."""
         self.terms.reset(lanes)
         self._distances[lanes] = distances[lanes]
         if self._routes is not None:
             self._route_left[lanes] = self._routes.lengths(distances[lanes], self._world.treasures[lanes])
 
     def step(self, moved: Moved, distances: Array, progress: float) -> Array:
-        """``[n]`` float64: the reward; ``distances`` are those after the step."""
+        """Return ``[n]`` float64, the reward; ``distances`` are those after the step."""
         world, s = self._world, self._settings
         nearer, self._distances = self._distances - distances, distances.astype(np.float64)
         sought = world.treasures | moved.got  # as it was before the step
@@ -88,7 +88,7 @@ class HuntRewards:
         return reward * s.reward_scale
 
     def _shortened(self, distances: Array) -> Array | float:
-        """``[n]``: a difference of potentials, so that going back costs what going there has brought."""
+        """Return ``[n]``, a difference of potentials, so that going back costs what going there has brought."""
         if self._routes is None:
             return 0.0
         before, self._route_left = self._route_left, self._routes.lengths(distances, self._world.treasures)
@@ -96,7 +96,7 @@ class HuntRewards:
         return shortened
 
     def _visited(self) -> Array:
-        """``[n]``: 0.2 for every visit of the cell, or of those around it by their nearness."""
+        """Return ``[n]``, 0.2 for every visit of the cell, or of those around it by their nearness."""
         world = self._world
         row, column = world.cell.T + VIEW
         lanes = np.arange(world.lanes)
@@ -110,7 +110,7 @@ class HuntRewards:
         return found
 
     def _worth(self, sought: Array) -> Array:
-        """``[n, SITES]``: how much more than others a treasure brings, by how often it was missed of late."""
+        """Return ``[n, SITES]``, how much more than others a treasure brings, by how often it was missed of late."""
         misses = self._missed + 1.0
         mean = (misses * sought).sum(1) / np.maximum(sought.sum(1), 1)
         worth: Array = np.maximum(LEAST_FACTOR, misses[None] / np.maximum(mean, 1e-9)[:, None])

@@ -15,13 +15,13 @@ class Routes:
     """Shortest ways to one end over any of some places (sites)."""
 
     def __init__(self, between: Array, places: tuple[int, ...], end: int) -> None:
-        """``between`` ``[SITES, SITES]``: how far sites are from each other, in any measure."""
+        """Work out the shortest ways; ``between`` ``[SITES, SITES]``: how far sites are apart, in any measure."""
         self._places, self._end = np.array(places, np.int64), end
         self._bits = 1 << np.arange(len(places))
         self._beyond = self._work_out(between)
 
     def _work_out(self, between: Array) -> Array:
-        """``[2 ** places, places]``: from a place over all places of a set (bit k: place k) to the end."""
+        """Return ``[2 ** places, places]``, from a place over all places of a set (bit k: place k) to the end."""
         inner = between[np.ix_(self._places, self._places)]
         beyond = np.empty((1 << len(self._places), len(self._places)))
         beyond[0] = between[self._places, self._end]
@@ -31,17 +31,18 @@ class Routes:
         return beyond
 
     def lengths(self, away: Array, left: Array) -> Array:
-        """``[n]`` float64, from ``away`` ``[n, SITES]``, how far each site is, and ``left`` ``[n, SITES]`` bool."""
+        """Return ``[n]`` float64, lengths of the shortest ways; ``away`` ``[n, SITES]``: how far each site is, ``left``
+        ``[n, SITES]`` bool: which are still to be visited."""
         over = self._over(away, left).min(1, initial=np.inf)
         found: Array = np.where(np.isfinite(over), over, away[:, self._end])
         return found
 
     def first(self, away: Array, left: Array) -> int:
-        """The place where the shortest way goes first, from ``away`` and ``left`` ``[SITES]``; some must be left."""
+        """Return the site where the shortest way over those ``left`` goes first; ``[SITES]`` each, one must be left."""
         return int(self._places[self._over(away[None], left[None])[0].argmin()])
 
     def _over(self, away: Array, left: Array) -> Array:
-        """``[n, places]``: the length of the shortest way that goes to each place first; infinite where nothing is."""
+        """Return ``[n, places]``, the length of the shortest way that begins with each place; infinite if not left."""
         wanted = left[:, self._places]
         others = (wanted @ self._bits)[:, None] & ~self._bits
         over = away[:, self._places] + self._beyond[others, np.arange(len(self._places))]

@@ -110,7 +110,7 @@ class World:
     # -- steps ---------------------------------------------------------------------------------
 
     def step(self, action: Array, rng: np.random.Generator) -> Moved:
-        """One step of all hunts. A flash that is not ready leaves the agent where it is."""
+        """Take one step of all hunts. A flash that is not ready leaves the agent where it is."""
         self.step_no += 1
         ready = self.cooldown == 0
         np.maximum(self.cooldown - 1, 0, out=self.cooldown)
@@ -157,7 +157,7 @@ class World:
         self.cooldown[flashed] = COOLDOWN
 
     def _is_free(self, x: Array, y: Array) -> Array:
-        """``[n]`` bool; anywhere beyond the map is a wall."""
+        """Return ``[n]`` bool, whether a point is no wall; anywhere beyond the map is a wall."""
         column = np.clip(np.floor(x / CELL).astype(np.int64), -1, CELLS) + VIEW + 1
         row = CELLS - 1 - np.clip(np.floor(y / CELL).astype(np.int64), -1, CELLS) + VIEW + 1
         free: Array = self._walls[row, column]
@@ -197,13 +197,13 @@ class World:
         return taken
 
     def site_distances(self) -> Array:
-        """``[n, SITES]`` int64: steps between neighbouring cells to each site."""
+        """Return ``[n, SITES]`` int64, the steps between neighbouring cells to each site."""
         row, column = self.cell.T
         away: Array = self.map.distances[:, row, column].T.astype(np.int64)
         return away
 
     def score(self, at_end: Array) -> Array:
-        """``[n]``: 150 for the end, 0.2 for every step left, 100 for every treasure; nothing without the end."""
+        """Return ``[n]``: 150 for the end, 0.2 for every step left, 100 for every treasure; nothing without the end."""
         full = 150.0 + 0.2 * (self.settings.max_step - self.step_no) + 100.0 * self.taken
         return np.where(at_end, full, 0.0)
 

@@ -73,7 +73,7 @@ def is_delta(button: str) -> bool:
 def make_controls(
     buttons: Sequence[str], actions: str | Sequence[Sequence[str]], delta_steps: int, delta_max: float
 ) -> Controls:
-    """The action space that ``actions`` asks for; ConfigError where the buttons do not allow it."""
+    """Build the action space that ``actions`` asks for; raises ConfigError if the buttons do not allow it."""
     if delta_steps < 3 or delta_steps % 2 == 0:
         raise ConfigError(f"delta_steps must be odd (the middle is 0) and at least 3, got {delta_steps}")
     if not delta_max > 0:
@@ -102,13 +102,13 @@ def make_controls(
 
 
 def _name(buttons: Sequence[str], presses: Presses) -> str:
-    """What a choice is called: the buttons it presses, those that take a number with it."""
+    """Return what a choice is called: the buttons it presses, those that take a number with it."""
     pressed = [b if not is_delta(b) else f"{b}={value:g}" for b, value in zip(buttons, presses, strict=True) if value]
     return "+".join(pressed) or IDLE
 
 
 def _listed(buttons: Sequence[str], entries: Sequence[Presses]) -> Controls:
-    """One choice: idle, then the entries."""
+    """Build one choice: idle, then the entries."""
     idle = [0.0] * len(entries[0])
     table = dict(enumerate([idle, *entries]))
 
@@ -123,7 +123,7 @@ def _listed(buttons: Sequence[str], entries: Sequence[Presses]) -> Controls:
 
 
 def _grouped(buttons: Sequence[str], choices: list[list[Presses]]) -> Controls:
-    """One choice per group; combinations are put together once."""
+    """Build one choice per group; combinations are put together once."""
     nvec = tuple(len(options) for options in choices)
     known: dict[bytes, Presses] = {}
 
@@ -138,7 +138,7 @@ def _grouped(buttons: Sequence[str], choices: list[list[Presses]]) -> Controls:
 
 
 def _continuous(buttons: Sequence[str], groups: list[_Group], delta_max: float) -> Controls:
-    """Numbers for delta buttons, choices for the rest (``mixed``); only numbers if there is nothing else."""
+    """Build numbers for delta buttons, choices for the rest (``mixed``); only numbers if there is nothing else."""
     if not any(group.delta for group in groups):
         raise ConfigError(
             "actions=continuous needs delta buttons, and there are none among "
@@ -167,7 +167,7 @@ def _continuous(buttons: Sequence[str], groups: list[_Group], delta_max: float) 
 
 
 def _groups(buttons: Sequence[str]) -> list[_Group]:
-    """Groups in the order of their first buttons; members in the order given."""
+    """Group the buttons in the order of their first ones; members in the order given."""
     members: dict[object, list[int]] = {}
     for index, button in enumerate(buttons):
         members.setdefault(next((s for s in EXCLUSIVE if button in s), button), []).append(index)
@@ -182,7 +182,7 @@ def _choices(group: _Group, buttons: int, delta_steps: int, delta_max: float) ->
 
 
 def _chosen(buttons: Sequence[str], actions: Sequence[Sequence[str]]) -> list[Presses]:
-    """The entries of the user's own list."""
+    """Return the entries of the user's own list."""
     if not actions:
         raise ConfigError("actions: the list is empty")
     entries = []

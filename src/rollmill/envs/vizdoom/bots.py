@@ -42,7 +42,7 @@ def check_skill(skill: float) -> None:
 
 
 def choose_bots(count: int, skill: float, rng: np.random.Generator) -> list[str]:
-    """Names of ``count`` bots whose skills are around ``skill``, within 0 to 100."""
+    """Return the names of ``count`` bots whose skills are around ``skill``, within 0 to 100."""
     levels = np.clip(rng.normal(skill, SPREAD, count), 0, 100) / 5
     return list(_names(np.round(levels).astype(int) * 5))
 

@@ -129,14 +129,14 @@ class Engine:
             raise EnvError(f"the ViZDoom engine did not start: {error}") from error
 
     def process(self) -> int | None:
-        """The process id, as soon as the process has entered its network; None before."""
+        """Return the process id, as soon as the process has entered its network; None before."""
         try:
             return int((self.folder / PID_FILE).read_text())
         except (FileNotFoundError, ValueError):  # not there, or not written yet
             return None
 
     def last_words(self) -> str:
-        """The last line of what an engine of a network game has said; empty where there is none."""
+        """Return the last line of what an engine of a network game has said; empty where there is none."""
         try:
             lines = (self.folder / LOG_FILE).read_text(errors="replace").split("\n")
         except FileNotFoundError:
@@ -178,7 +178,7 @@ def _data_of(engine: Path) -> Path:
 
 
 def unpacked_data(engine: Path, scratch: Path) -> Path:
-    """The engine's data as an archive without compression, in a folder in ``scratch`` that all engines of a run share.
+    """Return the engine's data as an archive without compression, in a folder that all engines of a run share.
 
     An engine spends a fifth of its start on unpacking, and a run starts dozens. It takes the folder of its data for its
     own: whatever else lies beside it is linked.
@@ -224,7 +224,7 @@ def _refuse_what_would_fail(engine: Path) -> None:
 
 
 def _write_start_script(folder: Path, place: Place, engine: Path, data: Path) -> Path:
-    """The program ViZDoom starts in place of the engine: it takes a path, so our arguments need a script."""
+    """Write the program ViZDoom starts in place of the engine: it takes a path, so our arguments need a script."""
     launcher = [
         sys.executable,
         "-I",

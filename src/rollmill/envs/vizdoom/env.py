@@ -189,7 +189,7 @@ class DoomEnv:
         return reward * self._reward_scale, False, False, NO_INFO
 
     def render(self) -> Array | None:
-        """The last screen at the engine's own size, or None before the first ``reset``."""
+        """Return the last screen at the engine's own size, or None before the first ``reset``."""
         return self._view.screen
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class DoomEnv:
             self._tics_left = 0
 
     def _act_in_time(self, presses: list[float], tics: int) -> float:
-        """Tic by tic at ``fps``, so that a window moves smoothly; rewards are those of one call."""
+        """Act tic by tic at ``fps``, so that a window moves smoothly; rewards are those of one call."""
         reward = 0.0
         for _ in range(tics):
             self._clock.wait()

@@ -34,7 +34,7 @@ class View:
     """Writes what one player sees into a lane's rows."""
 
     def __init__(self, size: tuple[int, int], buffers: Sequence[str], has_variables: bool) -> None:
-        """``size``: width and height of the images."""
+        """Prepare to shrink images to ``size``, their width and height."""
         import cv2
 
         self._size, self._buffers, self._has_variables = size, tuple(buffers), has_variables
@@ -57,7 +57,7 @@ class View:
             obs[VARIABLES_FIELD][lane] = state.game_variables
 
     def write_again(self, obs: Obs, lane: int = 0) -> None:
-        """What was seen last: nothing can be seen of an ended episode."""
+        """Write what was seen last: nothing can be seen of an ended episode."""
         self.write(self._state, obs, lane)
 
     def _shrink(self, image: Array, row: Array, name: str) -> None:
@@ -90,7 +90,7 @@ class Clock:
         self._next = time.monotonic()
 
     def wait(self) -> None:
-        """Until the next tic is due; one that was late is not caught up with."""
+        """Wait until the next tic is due; one that was late is not caught up with."""
         if self._seconds:
             self._next = max(self._next + self._seconds, time.monotonic() - self._seconds)
             time.sleep(max(0.0, self._next - time.monotonic()))
@@ -142,7 +142,7 @@ def _screen_resolution(vizdoom: Any, width: int, height: int) -> Any:
 
 
 def new_game(vizdoom: Any) -> Any:
-    """A game that waits for every action, without sound."""
+    """Return a game that waits for every action, without sound."""
     game = vizdoom.DoomGame()
     game.set_mode(vizdoom.Mode.PLAYER)
     game.set_sound_enabled(False)
@@ -166,7 +166,7 @@ def configure(vizdoom: Any, rules: Scenario, cfg: Path) -> Any:
 
 
 def _check_files(game: Any, cfg: Path) -> None:
-    """An engine that does not find its files ends while it starts."""
+    """Check that an engine finds its files: one that does not ends while it starts."""
     for key in ("doom_scenario_path", "doom_game_path"):
         path = getattr(game, f"get_{key}")()
         if not path or Path(path).is_file():
@@ -186,7 +186,7 @@ def show(
     variables: Sequence[str],
     visible: bool,
 ) -> None:
-    """What the agent is shown; ``screen``: width and height as asked for (0: the usual), and whether it is wide."""
+    """Set what the agent is shown; ``screen``: width and height as asked for (0: the usual), and whether it is wide."""
     check_names("buffers", buffers, BUFFERS)
     known = vizdoom.GameVariable.__members__
     check_names("game_variables", variables, known)

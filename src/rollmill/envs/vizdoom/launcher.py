@@ -114,7 +114,7 @@ def close_inherited_files() -> None:
 
 
 def wait_for_turn() -> None:
-    """As ``rollmill.core.machine.wait_for_turn``; one that is to step aside does so more than that."""
+    """Do as ``rollmill.core.machine.wait_for_turn``; a process that steps aside already is left as it is."""
     if os.sched_getscheduler(0) == os.SCHED_IDLE:
         return
     try:

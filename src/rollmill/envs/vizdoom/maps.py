@@ -19,7 +19,7 @@ PLACE = 11
 
 
 def find_wad(wad: str, scenarios: Path) -> Path:
-    """A file of the user's, or one of ViZDoom's own."""
+    """Find a file of the user's, or one of ViZDoom's own."""
     for path in (Path(wad).expanduser(), scenarios / wad):
         if path.is_file():
             return path.resolve()
@@ -27,7 +27,7 @@ def find_wad(wad: str, scenarios: Path) -> Path:
 
 
 def check_map(wad: Path, name: str, players: int) -> None:
-    """ConfigError unless the file has that map, with a place for every player."""
+    """Raise ConfigError unless the file has that map, with a place for every player."""
     places = places_of(wad)
     if name.lower() not in places:
         raise ConfigError(f"map: {wad.name} has no {name} (there are: {', '.join(places) or 'none'})")
@@ -38,7 +38,7 @@ def check_map(wad: Path, name: str, players: int) -> None:
 
 
 def places_of(wad: Path) -> dict[str, int]:
-    """The maps of a file, in lower case, and how many places for players of a deathmatch each has."""
+    """Return the maps of a file, in lower case, and how many places for players of a deathmatch each has."""
     data = wad.read_bytes()
     try:
         kind, count, offset = HEADER.unpack_from(data)
@@ -56,7 +56,7 @@ def _in_text(things: bytes) -> int:
 
 
 def _in_numbers(things: bytes) -> int:
-    """x, y, angle, type and flags of every thing: five short numbers."""
+    """Count the places in things of five short numbers each: x, y, angle, type and flags."""
     return sum(kind == PLACE for _, _, _, kind, _ in THING.iter_unpack(things))
 
 

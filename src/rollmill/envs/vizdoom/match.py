@@ -202,7 +202,7 @@ class DoomMatch:
         return reward, np.zeros(len(reward), bool), np.full(len(reward), over), info
 
     def render(self) -> Array | None:
-        """The agents' last screens side by side, or None before the first ``reset``."""
+        """Return the agents' last screens side by side, or None before the first ``reset``."""
         screens = [view.screen for view in self._views]
         return None if screens[0] is None else np.concatenate([s for s in screens if s is not None], axis=1)
 
@@ -215,7 +215,7 @@ class DoomMatch:
     # -- one tic -----------------------------------------------------------------------------------------
 
     def _tic(self, party: Party, obs: Obs | None, first: bool) -> None:
-        """All players go on by one tic. Not by several at once: an engine that is ahead waits for packets that the
+        """Let all players go on by one tic. Not by several at once: an engine that is ahead waits for packets that the
         others will not send before they are called, and all of them wait for ever.
 
         ``obs``: where to write what they see then.
@@ -292,14 +292,14 @@ def _check_engines(network: str, cores: str, deadline: float) -> None:
 
 
 def _find_map(vizdoom: Any, wad: str, map_name: str, players: int) -> Path:
-    """The file with the map, which has room for so many."""
+    """Return the file with the map, which has room for so many."""
     scenario = find_wad(wad, Path(vizdoom.scenarios_path))
     check_map(scenario, map_name, players)
     return scenario
 
 
 def _game_on(vizdoom: Any, scenario: Path, map_name: str) -> DoomGame:
-    """A game on this map, which no limit of time ends."""
+    """Return a game on this map, which no limit of time ends."""
     game: DoomGame = new_game(vizdoom)
     game.set_doom_scenario_path(str(scenario))
     game.set_doom_map(map_name)

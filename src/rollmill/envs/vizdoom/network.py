@@ -42,7 +42,7 @@ def check_kind(kind: str) -> None:
 
 
 def choose_network(kind: str, instance: EnvInstance) -> Network:
-    """What ``kind`` asks for; EnvError where it cannot be had."""
+    """Return what ``kind`` asks for; raises EnvError if it cannot be had."""
     reason = "" if kind == "shared" else why_no_namespace()
     if kind == "namespace" and reason:
         raise EnvError(f"network=namespace: this machine allows no network namespaces ({reason})")
@@ -55,7 +55,7 @@ def choose_network(kind: str, instance: EnvInstance) -> Network:
 
 @functools.cache
 def why_no_namespace() -> str:
-    """Empty where an engine may have a network of its own; else the reason it may not. Tried once, in a process."""
+    """Say why an engine may not have a network of its own; empty if it may. Tried once in a process."""
     if sys.platform != "linux":
         return f"they are Linux's, and this is {sys.platform}"
     try:

@@ -38,7 +38,7 @@ class Party:
     """See the module's text. ``games`` are configured, and not yet initialised; the first one is the host."""
 
     def __init__(self, games: Sequence[DoomGame], deadline: float) -> None:
-        """``deadline``: seconds that a call may take."""
+        """Set up the engines; ``deadline``: seconds that a call may take."""
         self._engines = [Engine(game) for game in games]
         self.folder = self._engines[0].folder
         """A scratch folder that goes with the party."""
@@ -88,7 +88,7 @@ class Party:
         return pid
 
     def each(self, act: Act) -> None:
-        """``act`` for every player at once; EnvError if the match broke meanwhile."""
+        """Call ``act`` for every player at once; raises EnvError if the match broke meanwhile."""
         if self._broken:
             raise EnvError(f"the match is over: {self._broken}")
         self._all(act)
@@ -123,7 +123,7 @@ class Party:
             raise EnvError(f"the match broke: {self._broken or found}") from found
 
     def _do(self, act: Act, player: int) -> BaseException | None:
-        """One player's part. What goes wrong for one is over for all: the others would wait for it."""
+        """Do one player's part. What goes wrong for one is over for all: the others would wait for it."""
         call = self._engines[player].call
         call.active = True
         try:
@@ -154,7 +154,7 @@ class Party:
             engine.kill()
 
     def _mourn(self, player: int) -> None:
-        """An engine has ended, for whatever reason; most often nothing has been said."""
+        """Break the match after an engine has ended, for whatever reason; most often nothing has been said."""
         if not self._closing.is_set():
             self._break(f"engine {player} ended; it said last: {self._engines[player].last_words()!r}")
 
@@ -175,7 +175,7 @@ class Party:
 
 
 def _give_up() -> None:
-    """ViZDoom cannot be brought back from a start that does not end: it takes its process down with it."""
+    """End this process: ViZDoom cannot be brought back from a start that does not end."""
     message = f"process {os.getpid()}: engines of a Doom match did not meet in {START_SECONDS:g} s; ending\n"
     os.write(2, message.encode())
     os._exit(1)

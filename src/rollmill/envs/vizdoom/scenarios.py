@@ -72,7 +72,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def find_scenario(name: str, scenarios_path: Path) -> tuple[str, Scenario, Path]:
-    """(short name, rules, config file) of a scenario of the table, or of any ``.cfg``: the user's or ViZDoom's."""
+    """Return (short name, rules, config file) of a scenario of the table, or of any ``.cfg``, own or ViZDoom's."""
     if name in SCENARIOS:
         rules = SCENARIOS[name]
         return name, rules, scenarios_path / rules.cfg

@@ -61,15 +61,15 @@ class Score:
         self._last = self._first = [[0.0] * len(self._variables) for _ in games]
 
     def begin(self) -> None:
-        """A match begins."""
+        """Begin a match."""
         self._last = self._first = self._read()
 
     def _read(self) -> list[list[float]]:
-        """``[agents][variables]`` as they stand."""
+        """Return the variables as they stand, ``[agents][variables]``."""
         return [[game.get_game_variable(v) for v in self._variables] for game in self._games]
 
     def step(self) -> dict[str, Array]:
-        """``[agents]`` each: the values of the terms since the last call; none where nothing has happened."""
+        """Return the values of the terms since the last call, ``[agents]`` each; none where nothing has happened."""
         last, self._last = self._last, self._read()
         if self._last == last:  # so it is in most steps
             return {}
@@ -93,7 +93,7 @@ class Score:
         }
 
     def statistics(self) -> dict[str, Array]:
-        """``[agents]`` each: how the match stands, agents and bots compared."""
+        """Return how the match stands, agents and bots compared, ``[agents]`` each."""
         last = np.array(self._last)
         since, frags = last - np.array(self._first), last[:, FRAGS]
         everybody = np.array([self._games[0].get_game_variable(v) for v in self._frags_of_all])

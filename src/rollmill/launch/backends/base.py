@@ -35,9 +35,9 @@ class Jobs(Protocol):
     """What says where jobs stand."""
 
     def status(self, records: LaunchRecords, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
-        """Where the job of every run stands, by the run's name.
+        """Return where the job of every run stands, by the run's name.
 
-        None for a handle: its launcher was killed while it handed the job in. It is to be found, or ``ended``.
+        A handle is None if the launcher was killed while it handed the job in: that job is to be found, or ``ended``.
         """
         ...
 
@@ -65,7 +65,7 @@ class BackEnd(Jobs, Protocol):
         ...
 
     def submit(self, records: LaunchRecords, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
-        """Start the jobs, or hand them in, beside the ``active`` ones; one handle for each."""
+        """Start the jobs, or hand them in, beside the ``active`` ones; returns one handle for each."""
         ...
 
     def cancel(self, records: LaunchRecords, handles: Mapping[str, Handle], force: bool = False) -> None:

@@ -116,7 +116,7 @@ class LocalBackEnd:
         return JobStatus("running" if process.alive else "ended", process.host)
 
     def _find(self, records: LaunchRecords, run: str) -> JobStatus:
-        """A job that somebody started: it holds its lock, and its attempt says which process it is."""
+        """Find a job that somebody started: it holds its lock, and its attempt says which process it is."""
         if not records.job_alive(run):
             return JobStatus("ended")
         attempts, spec = records.attempts(run), records.read_job(run)

@@ -79,7 +79,7 @@ class NgcBackEnd:
 
 
 def run_command(settings: NgcSettings, records: LaunchRecords, job: JobRequest) -> list[str]:
-    """The command line that hands in one run, from the template."""
+    """Return the command line that hands in one run, from the template."""
     _here, *rest = module_command("rollmill.launch.job", str(records.folder), job.run)
     child = shlex.join(["python", *rest])  # the one of the image
     inside = f"cd {shlex.quote(str(job.spec['cwd']))} && exec {child}"

@@ -71,7 +71,10 @@ class RayBackEnd:
         return found
 
     def cancel(self, records: LaunchRecords, handles: Mapping[str, Handle], force: bool = False) -> None:
-        """Ray itself kills what does not end (RAY_JOB_STOP_WAIT_TIME_S of the cluster), so ``force`` adds nothing."""
+        """Ask Ray to stop the jobs.
+
+        Ray itself kills what does not end (RAY_JOB_STOP_WAIT_TIME_S of the cluster), so ``force`` adds nothing.
+        """
         for handle in handles.values():
             try:
                 self._connect().stop_job(handle["id"])
@@ -92,9 +95,10 @@ class RayBackEnd:
 
 
 def submission_id(records: LaunchRecords, run: str) -> str:
-    """The job's name in Ray: it follows from what is on disk, so a job that was not written down can be found.
+    """Return the job's name in Ray.
 
-    The time tells it from jobs of other experiments, or of one that was deleted, with the same name.
+    It follows from what is on disk, so a job that was not written down can be found. The time tells it from jobs of
+    other experiments, or of one that was deleted, with the same name.
     """
     plain = re.sub(r"[^\w.-]+", "-", f"{records.experiment.name}-{run}")
     submission = records.submission(run)

@@ -96,7 +96,7 @@ class SlurmBackEnd:
         return found
 
     def _find(self, records: LaunchRecords, runs: Sequence[str]) -> dict[str, Handle | None]:
-        """Jobs of runs whose launcher was killed while it handed them in: by the token in their name."""
+        """Find jobs of runs whose launcher was killed while it handed them in, by the token in their name."""
         found: dict[str, Handle | None] = dict.fromkeys(runs)
         if not runs:
             return found
@@ -126,7 +126,7 @@ def job_name(token: str) -> str:
 
 
 def batch_script(settings: SlurmSettings, launch: Path, tasks: Path, count: int, cwd: str, token: str) -> str:
-    """The script for sbatch. The job replaces the shell, so that signals for the batch step reach it."""
+    """Return the script for sbatch. The job replaces the shell, so that signals for the batch step reach it."""
     log = f"{launch / 'slurm' / token}".replace("%", "%%") + "-%a.out"
     limit = f"%{settings.parallel}" if settings.parallel else ""
     options = [
@@ -159,7 +159,7 @@ def batch_script(settings: SlurmSettings, launch: Path, tasks: Path, count: int,
 
 
 def _quoted(value: str) -> str:
-    """For an #SBATCH line, which sbatch cuts at spaces that are not in quotes."""
+    """Quote a value for an #SBATCH line, which sbatch cuts at spaces that are not in quotes."""
     if not re.search(r"[\s\"'\\]", value):
         return value
     return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
@@ -187,7 +187,7 @@ class Task:
 
 
 def query(jobs: set[str]) -> dict[tuple[str, int], Task]:
-    """All tasks of the jobs that SLURM still knows, by (number of the array job, index)."""
+    """Return all tasks of the jobs that SLURM still knows, by (number of the array job, index)."""
     if not jobs:
         return {}
     found = _accounts(jobs)
@@ -203,7 +203,7 @@ def query(jobs: set[str]) -> dict[tuple[str, int], Task]:
 
 
 def _accounts(jobs: set[str]) -> dict[tuple[str, int], Task]:
-    """What sacct tells about jobs that have ended; nothing where there is no accounting."""
+    """Return what sacct tells about jobs that have ended; nothing where there is no accounting."""
     if shutil.which("sacct") is None:
         return {}
     command = ["sacct", "--noheader", "--parsable2", "--allocations", "--array", "--format=JobID,State,NodeList"]
@@ -225,7 +225,7 @@ def parse_accounts(text: str) -> dict[tuple[str, int], Task]:
 
 
 def _run(*command: str, may_miss: bool = False) -> str:
-    """The output of one of SLURM's commands. ``may_miss``: jobs it has forgotten are no error."""
+    """Return the output of one of SLURM's commands. ``may_miss``: jobs it has forgotten are no error."""
     if shutil.which(command[0]) is None:
         raise LaunchError(f"{command[0]} is not installed: launch from a login node of the cluster")
     done = subprocess.run(command, capture_output=True, text=True)

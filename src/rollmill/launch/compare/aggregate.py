@@ -101,7 +101,7 @@ class GroupResult:
 
     @property
     def scores(self) -> Floats:
-        """Of the runs that have one."""
+        """The scores of the runs that have one."""
         return np.array([run.score for run in self.runs if run.score is not None and math.isfinite(run.score)])
 
 
@@ -182,7 +182,7 @@ def _no_metric(runs: Sequence[Found], metric: str | None) -> str:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether the name is that of a loss, an error or a count of faults."""
+    """Return whether the name is that of a loss, an error or a count of faults."""
     return bool(_LOSS.search(metric))
 
 
@@ -227,7 +227,7 @@ def _result(run: Found, metric: str) -> RunResult:
 
 
 def _across(families: Sequence[Family], references: Mapping[str, Range] | None, alone: str) -> list[Summary]:
-    """Methods that were tried in every environment of their kind of run, by one metric."""
+    """Sum up the methods that were tried in every environment of their kind of run, by one metric."""
     together: dict[tuple[RunKind, str], list[Family]] = {}
     for family in families:
         if family.env:
@@ -265,7 +265,7 @@ def _summary_across(families: Sequence[Family], references: Mapping[str, Range] 
 
 
 def _method(group: GroupResult) -> str:
-    """What is the same of a group in every environment."""
+    """Return what is the same of a group in every environment: its settings, the environment's apart."""
     return repr(sorted((key, repr(value)) for key, value in group.params.items() if key not in _ENV))
 
 
@@ -297,7 +297,7 @@ def _number(value: float) -> float | None:
 
 
 def score(curve: Curve, end: float) -> float | None:
-    """The mean over the last tenth of the frames up to ``end``; None where the curve has not begun there."""
+    """Return the mean over the last tenth of the frames up to ``end``; None where the curve has not begun there."""
     if not curve.frames or curve.frames[0] > end:
         return None
     start = end * (1 - SCORE_SHARE)
@@ -306,8 +306,9 @@ def score(curve: Curve, end: float) -> float | None:
 
 
 def common(curves: Sequence[Curve], points: int = POINTS) -> tuple[Floats, Floats]:
-    """(frames ``[P]``, values ``[run, P]``): all curves at the same places, from where the last of them begins to where
-    the first one ends; no place where they do not overlap.
+    """Bring all curves to the same places: returns frames ``[P]`` and values ``[run, P]``.
+
+    The places go from where the last curve begins to where the first one ends; there are none if they do not overlap.
     """
     low = max((c.frames[0] for c in curves), default=0.0)
     high = min((c.frames[-1] for c in curves), default=-1.0)
@@ -318,12 +319,12 @@ def common(curves: Sequence[Curve], points: int = POINTS) -> tuple[Floats, Float
 
 
 def spread_of(count: int) -> Spread:
-    """What can be said about a mean over so many runs."""
+    """Return what can be said about a mean over so many runs."""
     return "confidence" if count >= SEEDS else "range" if count > 1 else "none"
 
 
 def band(values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Mean, lower and upper edge at each place ``[run, P]``; see ``spread_of`` for what the edges are."""
+    """Return mean, lower and upper edge at each place of values ``[run, P]``; ``spread_of`` says what the edges are."""
     runs, places = values.shape
     kind = spread_of(runs)
     if not runs or not places:

@@ -16,14 +16,14 @@ from rollmill.launch.compare.statistics import Estimate, Floats
 
 
 def score_text(group: GroupResult) -> str:
-    """The score, or why there is none."""
+    """Return the score, or why there is none."""
     if group.score is not None:
         return f"{group.score:.4g}"
     return "no frames in common" if group.count else "no value yet"
 
 
 def spread_text(group: GroupResult) -> str:
-    """``± 12.3`` from five seeds on, ``lowest to highest`` with fewer; empty for a single run."""
+    """Return ``± 12.3`` from five seeds on, ``lowest to highest`` with fewer; empty for a single run."""
     if group.score is None or group.score_low is None or group.score_high is None:
         return ""
     if group.spread == "confidence":
@@ -32,7 +32,7 @@ def spread_text(group: GroupResult) -> str:
 
 
 def count_text(group: GroupResult) -> str:
-    """``n = 3``, and how many runs are missing from it."""
+    """Return ``n = 3``, and of how many runs if some are missing from it."""
     missing = len(group.runs) - group.count
     return f"n = {group.count}" + (f" (of {len(group.runs)})" if missing else "")
 
@@ -48,7 +48,7 @@ def statistics_cells(method: Method) -> tuple[str, ...]:
 
 
 def interval_text(found: Estimate, how: str = ".4g") -> str:
-    """``12.3 to 15.1``; a dash where the runs are too few."""
+    """Return ``12.3 to 15.1``; a dash where the runs are too few."""
     return "-" if found.low is None else f"{found.low:{how}} to {found.high:{how}}"
 
 
@@ -98,7 +98,7 @@ def _cells(group: GroupResult) -> tuple[str, ...]:
 
 
 def write_csv(found: Aggregate, folder: Path) -> list[Path]:
-    """``curves.csv`` (a row per group and place), ``runs.csv`` and ``groups.csv``."""
+    """Write ``curves.csv`` (a row per group and place), ``runs.csv`` and ``groups.csv``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_curves_csv(found, folder), _runs_csv(found, folder), _groups_csv(found, folder)]
@@ -168,7 +168,7 @@ def _write(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Pa
 
 
 def to_dict(found: Aggregate) -> dict[str, Any]:
-    """For scripts; curves are in the CSV files."""
+    """Return the results as plain values, for scripts; curves are in the CSV files."""
     return {
         "experiment": found.name,
         "families": [_family_dict(family) for family in found.families],

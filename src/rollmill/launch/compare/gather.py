@@ -48,7 +48,10 @@ class Found:
 
 
 def find_runs(experiment: Path) -> tuple[list[Found], dict[str, str]]:
-    """All runs that have begun, launched or started one by one, with their groups; what is wrong with other folders."""
+    """Find all runs that have begun, launched or started one by one, with their groups.
+
+    Also returns what is wrong with other folders, by their names.
+    """
     found, unread = [], {}
     for path in sorted(experiment.glob("*/config.yaml")):
         try:
@@ -59,7 +62,7 @@ def find_runs(experiment: Path) -> tuple[list[Found], dict[str, str]]:
 
 
 def in_groups(found: Sequence[Found], experiment: Path) -> list[Found]:
-    """The runs of an experiment with their groups: those of its plan, or what differs in settings."""
+    """Return the runs of an experiment with their groups: those of its plan, or what differs in settings."""
     records = LaunchRecords(experiment)
     planned = {run.name: run for run in records.read_plan().runs} if records.exists else {}
     launched = [
@@ -72,7 +75,7 @@ def in_groups(found: Sequence[Found], experiment: Path) -> list[Found]:
 
 
 def families(runs: Iterable[Found]) -> dict[tuple[RunKind, str], list[Found]]:
-    """Runs that may be compared, by kind and environment; online ones first, then in the order of the alphabet."""
+    """Sort runs into those that may be compared, by kind and environment; online ones first, then by alphabet."""
     found: dict[tuple[RunKind, str], list[Found]] = {}
     for run in runs:
         found.setdefault((run.kind, run.env), []).append(run)
@@ -80,12 +83,12 @@ def families(runs: Iterable[Found]) -> dict[tuple[RunKind, str], list[Found]]:
 
 
 def look_at(folder: Path) -> Found:
-    """A run by its saved settings; ConfigError where they cannot be read."""
+    """Return a run by its saved settings. Raises ConfigError if they cannot be read."""
     return found_of(folder, read_saved(folder / "config.yaml"))
 
 
 def found_of(folder: Path, tree: Mapping[str, Any]) -> Found:
-    """A run by the settings that its folder holds."""
+    """Return a run by the settings that its folder holds."""
     kind, settings = run_kind(tree), flat(tree)
     env = settings.get("env.id") or settings.get("env") or ""
     if kind == "offline" and not env:
@@ -94,7 +97,7 @@ def found_of(folder: Path, tree: Mapping[str, Any]) -> Found:
 
 
 def _env_of_store(path: Any) -> str:
-    """What the store of an offline run was recorded in; nothing where the store is gone."""
+    """Return what the store of an offline run was recorded in; nothing where the store is gone."""
     try:
         return load_schema(store_at(str(path))).env_id
     except RollmillError:
@@ -105,7 +108,7 @@ def _env_of_store(path: Any) -> str:
 
 
 def grouped(runs: Sequence[Found], alone: str) -> list[Found]:
-    """Runs of one family with their groups; ``alone`` names a group that differs from no other.
+    """Return the runs of one family with their groups; ``alone`` names a group that differs from no other.
 
     A group of one run is called as the run is. Others are called by as few settings as tell them from the rest.
     """
@@ -142,7 +145,7 @@ def _group_name(runs: Sequence[str], parts: Sequence[str], alone: str, taken: se
 
 
 def _telling(differing: Sequence[str], group: Setting, groups: Sequence[Setting]) -> list[str]:
-    """As few keys as tell this group from all others: always the one next that tells it from most."""
+    """Choose as few keys as tell this group from all others: always the one next that tells it from most."""
     left = [other for other in groups if other is not group]
     open_ = sorted(differing, key=lambda key: not key.startswith(_FIRST))
     chosen: set[str] = set()

@@ -50,7 +50,7 @@ class Shares:
 
 
 def importance(params: Sequence[Mapping[str, Any]], scores: Sequence[float], groups: int, lower: bool) -> Shares:
-    """Shares of every parameter that varies, most important first. One entry per run that has a score.
+    """Compute the share of every parameter that varies, most important first, from one entry per run with a score.
 
     ``groups``: settings that were tried, seeds apart. ``lower``: lower scores are better.
     """
@@ -79,7 +79,7 @@ def importance(params: Sequence[Mapping[str, Any]], scores: Sequence[float], gro
 
 
 def _shares(scores: Floats, levels: Mapping[str, Sequence[str]]) -> dict[str, Floats] | None:
-    """Shares of every parameter in each column of scores ``[run, column]``; None where no run is left to judge by."""
+    """Return the share of every parameter in each column of scores ``[run, column]``; None: too few runs."""
     whole = np.sum((scores - scores.mean(axis=0)) ** 2, axis=0)
     unexplained, rank = _unexplained(scores, levels)
     left = len(scores) - rank
@@ -95,7 +95,7 @@ def _shares(scores: Floats, levels: Mapping[str, Sequence[str]]) -> dict[str, Fl
 
 
 def _joined(levels: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Parameters that were always changed together are one: nothing can tell their effects apart."""
+    """Join parameters that were always changed together into one: nothing can tell their effects apart."""
     together: dict[tuple[int, ...], list[str]] = {}
     for key, values in levels.items():
         numbers = {value: k for k, value in enumerate(dict.fromkeys(values))}
@@ -108,7 +108,7 @@ def _joined(levels: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 
 def _unexplained(scores: Floats, levels: Mapping[str, Sequence[str]]) -> tuple[Floats, int]:
-    """(sums of squares that a sum of effects leaves of each column, how many numbers it has to choose)."""
+    """Fit a sum of effects to each column; returns (sums of squares it leaves, how many numbers it chooses)."""
     design = [np.ones(len(scores))]
     design += [
         np.array([value == name for value in values], dtype=np.float64)
@@ -121,14 +121,14 @@ def _unexplained(scores: Floats, levels: Mapping[str, Sequence[str]]) -> tuple[F
 
 
 def _table(values: Sequence[str], scores: Floats, lower: bool) -> tuple[tuple[str, float, int], ...]:
-    """(value, mean score, runs), best first."""
+    """Return (value, mean score, runs) of each value, best first."""
     members = {name: scores[[value == name for value in values]] for name in dict.fromkeys(values)}
     rows = [(name, float(part.mean()), len(part)) for name, part in members.items()]
     return tuple(sorted(rows, key=lambda row: row[1] if lower else -row[1]))
 
 
 def _levels(values: Sequence[Any]) -> list[str]:
-    """The value of each run as text; many different numbers become quarters of their range."""
+    """Return the value of each run as text; many different numbers become quarters of their range."""
     numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     if not numeric or len(set(values)) <= LEVELS:
         return [value_text(value) for value in values]

@@ -47,7 +47,10 @@ class Summary:
 
 
 def summarise(tasks: Sequence[str], scores: Mapping[str, Strata], lower: bool) -> Summary | None:
-    """``scores``: of each method, the runs of each task. None where no method has several runs: nothing to sum up."""
+    """Compare methods by their ``scores``: of each method, the runs of each task.
+
+    Returns None where no method has several runs: there is nothing to sum up.
+    """
     if max((sum(map(len, strata)) for strata in scores.values()), default=0) < 2:
         return None
     means = {name: iqm_of(strata) for name, strata in scores.items()}
@@ -64,8 +67,9 @@ def summarise(tasks: Sequence[str], scores: Mapping[str, Strata], lower: bool) -
 
 
 def normalised(scores: Strata, every: Floats, lower: bool, reference: Range | None) -> list[Floats]:
-    """Scores of a task on a scale from 0 to 1, higher is better: 0 and 1 are those of ``reference``, or the worst and
-    the best run there is.
+    """Put the scores of a task on a scale from 0 to 1, higher is better.
+
+    0 and 1 are those of ``reference``, or the worst and the best run there is.
     """
     ends = (float(every.min()), float(every.max()))
     worst, best = reference or (ends[::-1] if lower else ends)
@@ -73,7 +77,7 @@ def normalised(scores: Strata, every: Floats, lower: bool, reference: Range | No
 
 
 def read_references(path: Path) -> dict[str, Range]:
-    """A YAML file ``environment: [score that is 0, score that is 1]``."""
+    """Read a YAML file ``environment: [score that is 0, score that is 1]``."""
     return {name: _range(path, name, value) for name, value in read_mapping(path).data.items()}
 
 

@@ -106,7 +106,7 @@ Range = tuple[float, float]
 
 
 def _ranges(groups: Sequence[GroupResult]) -> tuple[Range, Range]:
-    """Ranges of the axes that hold all curves and bands of these groups."""
+    """Return ranges of the axes that hold all curves and bands of these groups."""
     frames = [0.0, *(run.curve.frames[-1] for group in groups for run in group.runs if run.curve.frames)]
     values = [v for group in groups for run in group.runs for v in run.curve.values]
     values += [float(v) for group in groups for edge in (group.low, group.high) for v in edge if np.isfinite(v)]
@@ -114,7 +114,7 @@ def _ranges(groups: Sequence[GroupResult]) -> tuple[Range, Range]:
 
 
 def _draw(plot: Plot, group: GroupResult, colour: str = "", with_spread: bool = True) -> None:
-    """The mean, and around it the confidence band or, of few seeds, each seed as a thin line."""
+    """Draw the mean, and around it the confidence band or, of few seeds, each seed as a thin line."""
     if with_spread and group.spread == "confidence":
         places = group.frames.tolist()
         plot.band(list(zip(places, group.low.tolist())), list(zip(places, group.high.tolist())), f"band {colour}")
@@ -189,7 +189,7 @@ def _told(group: GroupResult) -> str:
 
 
 def _settings(family: Family) -> Html:
-    """What each group is and brought; nothing where there is a single run, which stands below anyway."""
+    """Show what each group is and brought; nothing where there is a single run, which stands below anyway."""
     if len(family.runs) == 1:
         return NOTHING
     keys = list(dict.fromkeys(key for group in family.groups for key in group.params))
@@ -212,7 +212,7 @@ def _values(group: GroupResult, keys: Sequence[str]) -> list[str]:
 
 
 def _deviations(groups: Sequence[GroupResult], keys: Sequence[str]) -> list[list[str]]:
-    """One text for each group: the settings in which it is not as most groups are."""
+    """Return one text for each group: the settings in which it is not as most groups are."""
     usual = {key: Counter(value_text(group.params.get(key)) for group in groups).most_common(1)[0][0] for key in keys}
     texts = []
     for group in groups:
@@ -222,7 +222,7 @@ def _deviations(groups: Sequence[GroupResult], keys: Sequence[str]) -> list[list
 
 
 def _statistics(summary: Summary | None, metric: str) -> Html:
-    """Interquartile means, and the share of runs that are better than each score."""
+    """Show interquartile means, and the share of runs that are better than each score."""
     if summary is None:
         return NOTHING
     methods = summary.methods[: len(HUES)]

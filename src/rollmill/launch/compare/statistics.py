@@ -33,12 +33,12 @@ class Estimate:
 
 
 def can_tell(*methods: Strata) -> bool:
-    """Whether a bootstrap says something: two runs of every task, five of all tasks."""
+    """Return whether a bootstrap says something: two runs of every task, five of all tasks."""
     return all(min(map(len, strata)) > 1 and sum(map(len, strata)) >= FEWEST_RUNS for strata in methods)
 
 
 def iqm(scores: Floats) -> Floats:
-    """Interquartile mean along the last axis: what is left when a quarter of the runs is cut off at either end.
+    """Return the interquartile mean along the last axis: of what is left when a quarter is cut off at either end.
 
     A quarter that is no whole number of runs is rounded down.
     """
@@ -49,7 +49,7 @@ def iqm(scores: Floats) -> Floats:
 
 
 def iqm_of(strata: Strata) -> Estimate:
-    """The interquartile mean of the runs of all tasks."""
+    """Return the interquartile mean of the runs of all tasks, with its interval."""
     value = float(iqm(np.concatenate(strata)))
     if not can_tell(strata):
         return Estimate(value)
@@ -61,9 +61,10 @@ def iqm_of(strata: Strata) -> Estimate:
 
 
 def improvement(first: Strata, second: Strata, lower: bool = False) -> Estimate:
-    """Probability that a run of ``first`` is better than one of ``second``, mean over tasks; draws count one half.
+    """Return the probability that a run of ``first`` is better than one of ``second``.
 
-    On each task it is Mann and Whitney's U, divided by the number of pairs.
+    It is the mean over tasks; draws count one half. On each task it is Mann and Whitney's U, divided by the number of
+    pairs.
     """
     sign = -1.0 if lower else 1.0
     wins = [np.sign(sign * (a[:, None] - b[None, :])) / 2 + 0.5 for a, b in zip(first, second, strict=True)]
@@ -76,14 +77,17 @@ def improvement(first: Strata, second: Strata, lower: bool = False) -> Estimate:
 
 
 def _drawn_means(wins: Floats, generator: np.random.Generator) -> Floats:
-    """Means of a table of pairs whose rows and columns are drawn again: how often each was drawn is its weight."""
+    """Return means of a table of pairs whose rows and columns are drawn again.
+
+    How often each was drawn is its weight.
+    """
     rows, columns = (generator.multinomial(n, np.full(n, 1 / n), size=REPETITIONS) for n in wins.shape)
     means: Floats = ((rows @ wins) * columns).sum(axis=1) / wins.size
     return means
 
 
 def profile(strata: Strata, thresholds: Floats, lower: bool = False) -> tuple[Floats, Floats | None, Floats | None]:
-    """Share of the runs that are better than each threshold, and the lower and upper edge of its interval."""
+    """Return the share of the runs that are better than each threshold, and the edges of its interval (low, high)."""
     sign = -1.0 if lower else 1.0
     total = sum(map(len, strata))
     better = [(sign * scores[:, None] > sign * thresholds[None, :]).sum(axis=0) for scores in strata]
@@ -104,6 +108,6 @@ def _edges(drawn: Floats) -> tuple[float, float]:
 
 
 def _portions(runs: int) -> list[int]:
-    """Repetitions to draw at a time, so that many runs need no more memory than few."""
+    """Return how many repetitions to draw at a time, so that many runs need no more memory than few."""
     most = max(1, _AT_ONCE // runs)
     return [min(most, REPETITIONS - begun) for begun in range(0, REPETITIONS, most)]

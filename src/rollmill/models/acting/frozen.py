@@ -30,7 +30,7 @@ class FrozenNetworks:
     """Whether it is asked about lanes of the run's own policies as well, by their numbers."""
 
     def __init__(self, model: ActorCritic, lanes: int, seed: int) -> None:
-        """``model``: a network of the shape they all have; ``lanes``: of the whole run."""
+        """Begin without networks; ``model``: one of the shape they all have; ``lanes``: of the whole run."""
         self._like = model.eval().requires_grad_(False)
         self._device = next(model.parameters()).device
         self._networks: Mapping[int, ActorCritic] = {}
@@ -48,12 +48,12 @@ class FrozenNetworks:
         return network
 
     def checksums(self) -> dict[int, str]:
-        """Of the weights of every network, by number."""
+        """Return checksums of the weights of every network, by number."""
         return {number: _checksum(weights_of(network)) for number, network in self._networks.items()}
 
     @torch.inference_mode()
     def act(self, numbers: Array, request: ActRequest) -> PolicyOutput:
-        """One decision for each lane of the request, by the network of its number ``[n]``."""
+        """Make one decision for each lane of the request, by the network of its number ``[n]``."""
         networks, model = self._networks, self._like
         obs = {name: self._tensor(array) for name, array in request.obs.items()}
         lanes, first = torch.from_numpy(request.lanes), self._tensor(request.first)
@@ -79,7 +79,7 @@ class FrozenNetworks:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def state(self) -> dict[str, Any]:
-        """Memory and randomness, for a checkpoint; the weights lie in the pool."""
+        """Return memory and randomness, for a checkpoint; the weights lie in the pool."""
         return policy_state(self._states, self._generator)
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -64,8 +64,11 @@ class GraphPolicy(InPlacePolicy):
         dtype: torch.dtype | None = None,
         pause: float | None = None,
     ) -> None:
-        """``pause``: seconds between two looks whether the GPU is done; 0 stays awake, which needs a core of its own.
-        None has the driver wake this thread, which cost 0.4 ms a decision where it was measured."""
+        """Make a policy that records its graphs later, in ``attach``.
+
+        ``pause``: seconds between two looks whether the GPU is done; 0 stays awake, which needs a core of its own. None
+        has the driver wake this thread, which cost 0.4 ms a decision where it was measured.
+        """
         self._model = model.eval()
         self._board = board
         self._device = next(model.parameters()).device
@@ -170,7 +173,7 @@ class GraphPolicy(InPlacePolicy):
             recording.filled = count
 
     def _step(self, recording: Recording) -> None:
-        """What is recorded: fetch, decide, keep states, write back. The host is not needed in between."""
+        """Fetch, decide, keep states, write back: what is recorded. The host is not needed in between."""
         mirror, head = self.mirror, self._model.head
         inputs = recording.shared.clone()
         groups, slots, rows, closing, source = inputs

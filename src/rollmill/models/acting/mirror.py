@@ -67,7 +67,7 @@ class Mirror:
         return found
 
     def first(self, sources: Tensor, rows: Tensor) -> Tensor:
-        """Whether the lanes of these rows begin an episode there: ``[n * L]`` bool."""
+        """Return whether the lanes of these rows begin an episode there: ``[n * L]`` bool."""
         return self._first[sources, rows].flatten().bool()
 
     def put(self, slots: Tensor, rows: Tensor, action: Tensor, log_prob: Tensor, value: Tensor) -> None:
@@ -105,7 +105,7 @@ class Mirror:
         return found
 
     def inputs(self, shape: tuple[int, ...]) -> tuple[Array, Tensor]:
-        """Numbers that the host writes and the device reads across the bus."""
+        """Return int64 numbers that the host writes and the device reads across the bus."""
         return self._memory.numbers("inputs", shape)
 
     def close(self) -> None:
@@ -114,8 +114,9 @@ class Mirror:
 
 
 def _widest(x: Tensor) -> Tensor:
-    """``[slots, rows, n]`` over the same memory, in the widest numbers that fit: kernels index number by number, and by
-    single bytes the bus would be asked for 32 at a time."""
+    """Return ``[slots, rows, n]`` over the same memory, in the widest numbers that fit: kernels index number by number,
+    and by single bytes the bus would be asked for 32 at a time.
+    """
     flat = x.flatten(2)
     nbytes = flat.shape[2] * flat.element_size()
     for wide in (torch.int64, torch.int32):

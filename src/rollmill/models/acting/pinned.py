@@ -45,13 +45,13 @@ class PinnedMemory:
         self._ranges.append(array)
 
     def view(self, array: Array) -> Tensor:
-        """A tensor over an array that lies in registered memory."""
+        """Return a tensor over an array that lies in registered memory."""
         if self.device.type != "cuda":
             return torch.from_numpy(array)
         return torch.as_tensor(_DeviceArray(array), device=self.device)
 
     def numbers(self, name: str, shape: tuple[int, ...]) -> tuple[Array, Tensor]:
-        """int64 numbers of their own: as the host writes them, and as the device reads them."""
+        """Make int64 numbers in memory of their own, and return them as host and device see them."""
         block = SharedBlock.create(8 * int(np.prod(shape)))
         block.close_fd()
         self.register(name, block)

@@ -30,7 +30,7 @@ LARGEST = 1 << 16
 
 
 def can_be_stacked(model: ActorCritic) -> bool:
-    """Whether a ``Stack`` computes what this network does: a small MLP without memory, with both heads on it."""
+    """Return whether a ``Stack`` computes what this network does: a small MLP without memory, with both heads on it."""
     encoder, head = model.trunk.encoder, model.head
     return (
         type(model) is ActorCritic
@@ -49,7 +49,7 @@ class Stack:
     """Copies of networks, one in each row: first policies of the run, which are followed, then others that stay."""
 
     def __init__(self, policies: Sequence[TorchPolicy], others: Sequence[ActorCritic] = ()) -> None:
-        """All are of one shape, and can be stacked."""
+        """Stack networks of one shape, for all of which ``can_be_stacked`` holds."""
         like, count = policies[0].model, len(policies) + len(others)
         encoder, device = _encoder(like), like.value_head.weight.device
         self.head = like.head
@@ -68,7 +68,7 @@ class Stack:
             self._set(row, network)
 
     def _cut(self, table: Tensor) -> list[Tensor]:
-        """Rows ``[g, N]`` of the table as what they hold, by ``_numbers``: ``[g, *shape]`` each."""
+        """Cut rows ``[g, N]`` of the table into what they hold, by ``_numbers``: ``[g, *shape]`` each."""
         parts = torch.split(table, [math.prod(shape) for shape in self._shapes], dim=1)
         return [part.view(-1, *shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
@@ -84,7 +84,7 @@ class Stack:
         torch.cat([x.flatten() for x in _numbers(network)], out=self._table[row])
 
     def read(self, obs: Observations) -> Tensor:
-        """All that the networks see, as one vector for each lane: ``[n, D]``."""
+        """Return all that the networks see, as one vector for each lane: ``[n, D]``."""
         parts = [obs[name].reshape(-1, size).float() for name, size, _ in self._inputs]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
@@ -113,8 +113,8 @@ def _encoder(model: ActorCritic) -> Encoder:
 
 
 def _numbers(model: ActorCritic) -> list[Tensor]:
-    """All that a decision needs: shift and deviation of the inputs ``[1, D]``, then weights ``[in, out]`` and bias
-    ``[1, out]`` of one layer after the other.
+    """Return all that a decision needs: shift and deviation of the inputs ``[1, D]``, then weights ``[in, out]`` and
+    bias ``[1, out]`` of one layer after the other.
 
     The last layer is both heads: what the distribution needs, with a deviation that depends on nothing as a bias, and
     the value in units of the return.
@@ -134,7 +134,7 @@ def _numbers(model: ActorCritic) -> list[Tensor]:
 
 
 def _scale(model: ActorCritic) -> tuple[Tensor, Tensor]:
-    """Shift and deviation ``[1, D]`` of all inputs: 0 and 1 of those that are read as they are."""
+    """Return shift and deviation ``[1, D]`` of all inputs: 0 and 1 of those that are read as they are."""
     normaliser, like = model.observation_moments, model.value_head.weight
     moments = dict(zip(normaliser.names, normaliser.moments, strict=True))
     sizes = [(moments.get(name), size) for name, size, _ in _encoder(model).vector_inputs]

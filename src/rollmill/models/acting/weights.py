@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class Board(Protocol):
-    """Where who acts finds the newest weights."""
+    """The place where those who act find the newest weights."""
 
     @property
     def version(self) -> int: ...
@@ -62,12 +62,12 @@ class WeightBoard:
 
     @staticmethod
     def _wait(model: nn.Module) -> None:
-        """On a GPU copies run behind our back: hold the lock until they are done."""
+        """Wait, on a GPU, until copies are done: they run behind our back, and the lock is held meanwhile."""
         device = next(model.parameters()).device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:
-    """All that makes a network what it is, always in the same order."""
+    """Return all that makes a network what it is, always in the same order."""
     return [*model.parameters(), *model.buffers()]

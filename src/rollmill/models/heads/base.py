@@ -23,7 +23,7 @@ Randomness = torch.Generator | Apart | None
 
 
 def draw(fill: Callable[..., Tensor], like: Tensor, randomness: Randomness) -> Tensor:
-    """Noise ``[n, ...]`` in the shape of ``like``; ``fill``: ``Tensor.normal_``, for instance."""
+    """Draw noise ``[n, ...]`` in the shape of ``like``; ``fill``: ``Tensor.normal_``, for instance."""
     noise = torch.empty_like(like)
     if not isinstance(randomness, Apart):
         return fill(noise, generator=randomness)
@@ -50,7 +50,7 @@ class ActionHead(nn.Module):
         generator: Randomness = None,
         deterministic: bool = False,
     ) -> Tensor:
-        """Actions in the shape and dtype of the spec's field; ``deterministic`` takes the mode."""
+        """Draw actions in the shape and dtype of the spec's field; ``deterministic`` takes the mode."""
         raise NotImplementedError
 
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -64,7 +64,7 @@ class ActionHead(nn.Module):
         generator: Randomness = None,
         deterministic: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """``sample`` and the ``log_prob`` of what was sampled."""
+        """Return a ``sample`` and the ``log_prob`` of what was sampled."""
         action = self.sample(params, mask, generator, deterministic)
         return action, self.log_prob(params, action, mask)
 
@@ -73,15 +73,15 @@ class ActionHead(nn.Module):
         raise NotImplementedError
 
     def kl(self, params_old: Tensor, params_new: Tensor, mask: Tensor | None = None) -> Tensor:
-        """KL(old || new) ``[...]`` in nats, summed over components; both under the same mask."""
+        """Return KL(old || new) ``[...]`` in nats, summed over components; both under the same mask."""
         raise NotImplementedError
 
     def kl_to_uniform(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
-        """KL(policy || uniform over the allowed actions) ``[...]``; discrete actions only."""
+        """Return KL(policy || uniform over the allowed actions) ``[...]``; discrete actions only."""
         raise _no_uniform()
 
     def symmetric_kl_uniform(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mean of KL(policy || uniform) and KL(uniform || policy) ``[...]``; discrete actions only.
+        """Return the mean of KL(policy || uniform) and KL(uniform || policy) ``[...]``; discrete actions only.
 
         Unlike the entropy, it grows without bound as an allowed action is given up.
         """

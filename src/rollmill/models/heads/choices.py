@@ -81,7 +81,7 @@ class CategoricalHead(ActionHead):
         return log_p.gather(-1, choice.unsqueeze(-1)).squeeze(-1).sum(-1)
 
     def log_p(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Log-probabilities ``[..., choices]`` of all choices of a single component."""
+        """Return log-probabilities ``[..., choices]`` of all choices of a single component."""
         return self._logits(params, mask).log_softmax(-1).squeeze(-2)
 
     def entropy(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -106,7 +106,7 @@ class CategoricalHead(ActionHead):
         return 0.5 * (self.kl_to_uniform(params, mask) + reverse.sum(-1))
 
     def _logits(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """Logits ``[..., k, m]`` in float32, forbidden and padding choices at ``FORBIDDEN``."""
+        """Return logits ``[..., k, m]`` in float32, forbidden and padding choices at ``FORBIDDEN``."""
         logits = params.float()
         if mask is not None:
             logits = logits.masked_fill(mask == 0, FORBIDDEN)
@@ -114,12 +114,12 @@ class CategoricalHead(ActionHead):
         return table if self.padding is None else table.masked_fill(self.padding, FORBIDDEN)
 
     def _allowed(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """Which choices ``[..., k, m]`` exist and are allowed."""
+        """Return which choices ``[..., k, m]`` exist and are allowed."""
         table = self._table(torch.ones_like(params, dtype=torch.bool) if mask is None else mask != 0)
         return table if self.padding is None else table & ~self.padding
 
     def _table(self, flat: Tensor) -> Tensor:
-        """``[..., sum(nvec)]`` as ``[..., k, m]``; what the padding holds does not matter."""
+        """Turn ``[..., sum(nvec)]`` into ``[..., k, m]``; what the padding holds does not matter."""
         if self.index is None:
             return flat.reshape(*flat.shape[:-1], self.components, self.choices)
         return flat[..., self.index]
@@ -173,7 +173,7 @@ class BernoulliHead(ActionHead):
         return 0.5 * (self.kl_to_uniform(params, mask) + reverse.sum(-1))
 
     def _logits(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """Logits ``[..., k]`` in float32, at plus or minus ``FORBIDDEN`` where there is no choice."""
+        """Return logits ``[..., k]`` in float32, at plus or minus ``FORBIDDEN`` where there is no choice."""
         logits = params.float()
         if mask is None:
             return logits
@@ -181,12 +181,12 @@ class BernoulliHead(ActionHead):
         return logits.masked_fill(~zero, -FORBIDDEN).masked_fill(~one, FORBIDDEN)
 
     def _log_p(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """Log-probabilities ``[..., k, 2]`` of 0 and of 1."""
+        """Return log-probabilities ``[..., k, 2]`` of 0 and of 1."""
         logits = self._logits(params, mask)
         return torch.stack([functional.logsigmoid(-logits), functional.logsigmoid(logits)], dim=-1)
 
     def _allowed(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """Which of 0 and 1 ``[..., k, 2]`` are allowed."""
+        """Return which of 0 and 1 ``[..., k, 2]`` are allowed."""
         if mask is None:
             return torch.ones(*params.shape, 2, dtype=torch.bool, device=params.device)
         return mask.reshape(*params.shape, 2) != 0

@@ -50,7 +50,7 @@ class GaussianHead(ActionHead):
 
     @staticmethod
     def bounded(params: Tensor) -> Tensor:
-        """Parameters whose deviations stay within their bounds."""
+        """Return the parameters with deviations kept within their bounds."""
         mean, log_std = params.chunk(2, dim=-1)
         return torch.cat([mean, log_std.clamp(*LOG_STD_BOUNDS)], dim=-1)
 
@@ -131,11 +131,11 @@ class TanhGaussianHead(GaussianHead):
         generator: Randomness = None,
         deterministic: bool = False,
     ) -> Tensor:
-        """``deterministic`` takes the median: the squashed mean."""
+        """Draw squashed actions; ``deterministic`` takes the median: the squashed mean."""
         return self._squash(super().sample(params, mask, generator, deterministic).flatten(params.dim() - 1))
 
     def unit_rsample(self, params: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Actions scaled to -1..1, through which gradients flow to ``params``, and log-probabilities of those."""
+        """Draw actions in -1..1, with gradients to ``params``; returns them and their log-probabilities."""
         mean, log_std = self._split(params, None)
         noise = torch.empty_like(mean).normal_(generator=generator)
         raw = torch.addcmul(mean, log_std.exp(), noise)
@@ -143,7 +143,7 @@ class TanhGaussianHead(GaussianHead):
         return raw.tanh().reshape(*raw.shape[:-1], *self.shape), log_prob.sum(-1)
 
     def to_unit(self, action: Tensor) -> Tensor:
-        """Actions ``[..., *shape]`` scaled from their bounds to -1..1."""
+        """Scale actions ``[..., *shape]`` from their bounds to -1..1."""
         return (action - self.center.reshape(self.shape)) / self.radius.reshape(self.shape)
 
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -152,7 +152,9 @@ class TanhGaussianHead(GaussianHead):
         return super().log_prob(params, raw, mask) - (_log_tanh_slope(raw) + self.radius.log()).sum(-1)
 
     def entropy(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
-        """There is no closed form: that of the Gaussian is corrected by a quadrature, to about three digits."""
+        """Return the entropy ``[...]``, to about three digits: there is no closed form, so that of the Gaussian is
+        corrected by a quadrature.
+        """
         mean, log_std = self._split(params, mask)
         raw = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * self.nodes
         slope = (_log_tanh_slope(raw) * self.weights).sum(-1) + self.radius.log()
@@ -164,5 +166,5 @@ class TanhGaussianHead(GaussianHead):
 
 
 def _log_tanh_slope(x: Tensor) -> Tensor:
-    """``log(1 - tanh(x)^2)``, without the cancellation of that formula."""
+    """Compute ``log(1 - tanh(x)^2)``, without the cancellation of that formula."""
     return 2 * (math.log(2) - x - functional.softplus(-2 * x))

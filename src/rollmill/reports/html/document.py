@@ -38,7 +38,7 @@ Kind = Literal[
 
 
 def content_hash(text: str) -> str:
-    """A style or script inside a page, as a content policy names it."""
+    """Return the hash of a style or script inside a page, as a content policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
@@ -70,13 +70,13 @@ _TITLES_0_1: tuple[tuple[Kind, re.Pattern[bytes]], ...] = (
 
 
 def content_policy(**more: str) -> str:
-    """The Content-Security-Policy of a page; ``more``: other words for some of its rules (``img_src="'self'"``)."""
+    """Return a page's Content-Security-Policy; ``more``: other words for some of its rules (``img_src="'self'"``)."""
     rules = {**POLICY, **{name.replace("_", "-"): words for name, words in more.items()}}
     return "; ".join(f"{name} {words}" for name, words in rules.items())
 
 
 def document(kind: Kind, title: str, *body: Html, policy: str = "", script: str = "", head: Html = NOTHING) -> Html:
-    """The whole page. ``script``: address of a script, which ``policy`` must allow; pages in files have none.
+    """Return the whole page. ``script``: address of a script, which ``policy`` must allow; pages in files have none.
 
     ``head``: more styles and scripts, which ``policy`` must allow, too.
     """
@@ -92,12 +92,12 @@ def document(kind: Kind, title: str, *body: Html, policy: str = "", script: str 
 
 
 def data_url(path: Path, media: str, folder: Path) -> str:
-    """A file as part of a page (``media``: ``video/mp4``); ``OSError`` unless it is a file that lies in ``folder``."""
+    """Return a file in ``folder`` as an address for a page (``media``: ``video/mp4``); raises OSError elsewhere."""
     return f"data:{media};base64,{base64.b64encode(read_bytes(path, within=folder)).decode('ascii')}"
 
 
 def kind_of(path: Path) -> str | None:
-    """Which kind of page a file is; None where it is none of ours."""
+    """Return which kind of page a file is; None where it is none of ours."""
     with open(path, "rb", opener=plain_file) as file:
         head = file.read(_HEAD_BYTES)
     if found := _MARK.search(head):
@@ -108,7 +108,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def place_for(path: Path, kind: Kind) -> Path:
-    """``path``, or the next name beside it where a file lies that is not a page of this kind."""
+    """Return ``path``, or the next name beside it where a file lies that is not a page of this kind."""
     place, number = path, 1
     while place.is_file() and kind_of(place) != kind:
         ending = f"-{number}" if number > 1 else ""
@@ -117,7 +117,7 @@ def place_for(path: Path, kind: Kind) -> Path:
 
 
 def write_page(path: Path, kind: Kind, page: Html) -> Path:
-    """Write a page where ``place_for`` says, and return that place. RunFolderError where it is impossible."""
+    """Write a page where ``place_for`` says and return that place; raises RunFolderError where it is impossible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         place = place_for(path, kind)
@@ -128,7 +128,7 @@ def write_page(path: Path, kind: Kind, page: Html) -> Path:
 
 
 def made_at() -> str:
-    """Now, as pages say it."""
+    """Return the present time as pages say it."""
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -145,7 +145,7 @@ def footer(text: str) -> Html:
 
 
 def section(title: str, *body: Html) -> Html:
-    """A heading and what stands below it; nothing where that is nothing."""
+    """Return a heading and what stands below it; nothing where that is nothing."""
     inside = join(*body)
     return element("section", element("h2", title), inside) if inside else NOTHING
 
@@ -160,24 +160,24 @@ def subsection(title: str, *body: Html) -> Html:
 
 
 def card(*body: Html, title: str = "") -> Html:
-    """A box; nothing where there is nothing in it."""
+    """Return a box; nothing where there is nothing in it."""
     inside = join(*body)
     heading = element("h3", title) if title else NOTHING
     return element("div", heading, inside, class_="card") if inside else NOTHING
 
 
 def grid(cards: Iterable[Html]) -> Html:
-    """Cards beside each other, as many as there is room for; empty ones are left out."""
+    """Put cards beside each other, as many as there is room for; empty ones are left out."""
     return _div("grid3", cards)
 
 
 def pair(*cards: Html) -> Html:
-    """Wide cards or small tables, two beside each other where there is room."""
+    """Put wide cards or small tables beside each other, two where there is room."""
     return _div("grid2", cards)
 
 
 def tiles(numbers: Sequence[tuple[str, str]]) -> Html:
-    """(number, what it is) in large letters."""
+    """Show (number, what it is) in large letters."""
     cells = (element("div", element("b", v), element("span", k), class_="tile") for v, k in numbers)
     return _div("tiles", cells)
 
@@ -188,17 +188,17 @@ def _div(kind: str, children: Iterable[Html]) -> Html:
 
 
 def paragraph(*text: str, kind: str = "") -> Html:
-    """``kind``: how it looks (``muted``, ``warn``, ``bad``); texts are escaped."""
+    """Return a paragraph of texts, which are escaped; ``kind``: how it looks (``muted``, ``warn``, ``bad``)."""
     return element("p", *text, class_=kind)
 
 
 def note(text: str) -> Html:
-    """Small letters; nothing without text."""
+    """Return a paragraph in small letters; nothing without text."""
     return paragraph(text, kind="note") if text else NOTHING
 
 
 def word(text: str, kind: str) -> Html:
-    """A few words that look different: ``good``, ``warn``, ``bad``, ``unknown``, ``muted``."""
+    """Return a few words that look different: ``good``, ``warn``, ``bad``, ``unknown``, ``muted``."""
     return element("span", text, class_=kind)
 
 
@@ -207,12 +207,12 @@ def code(text: object) -> Html:
 
 
 def preformatted(text: str, title: str = "") -> Html:
-    """Lines as they are, in a card."""
+    """Show lines as they are, in a card."""
     return card(element("pre", text), title=title)
 
 
 def details(summary: str, *body: Html) -> Html:
-    """Folded until it is clicked."""
+    """Return what is folded below its summary until that is clicked."""
     return element("details", element("summary", summary), *body)
 
 
@@ -225,13 +225,13 @@ def bullets(items: Iterable[str]) -> Html:
 
 
 def checklist(items: Iterable[tuple[str, str, str]]) -> Html:
-    """(``good``, ``warn``, ``bad`` or ``unknown``; a word for it; a sentence) below each other."""
+    """List (``good``, ``warn``, ``bad`` or ``unknown``; a word for it; a sentence) below each other."""
     lines = (element("li", word(said, level), element("span", text)) for level, said, text in items)
     return element("ul", *lines, class_="checks")
 
 
 def shares(counts: Sequence[tuple[str, int]]) -> Html:
-    """(what, how many): a bar of all of them and their shares; the colour belongs to the place in the list."""
+    """Draw (what, how many) as a bar of all of them and their shares; the colour belongs to the place in the list."""
     total = sum(count for _, count in counts)
     if not total:
         return paragraph("-")

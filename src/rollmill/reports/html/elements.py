@@ -24,17 +24,17 @@ NOTHING = Html("")
 
 
 def escape(text: object) -> Html:
-    """Text for HTML, attributes included; characters that no page may hold become a replacement character."""
+    """Escape text for HTML, attributes included; characters that no page may hold become a replacement character."""
     return Html(html.escape(_CONTROL.sub("\ufffd", str(text)), quote=True))
 
 
 def join(*parts: str) -> Html:
-    """Markup as it is and texts escaped, one after the other."""
+    """Put parts one after the other: markup as it is, texts escaped."""
     return Html("".join(part if isinstance(part, Html) else escape(part) for part in parts))
 
 
 def element(tag: str, /, *children: str, **attributes: str | float | None) -> Html:
-    """``element("p", "a < b", class_="note")`` is ``<p class="note">a &lt; b</p>``.
+    """Return an element: ``element("p", "a < b", class_="note")`` is ``<p class="note">a &lt; b</p>``.
 
     Attributes that are None or empty are left out; an underscore in their names is a hyphen, one at the end is nothing
     (``class_``). Names of elements and attributes are ours, never from data.

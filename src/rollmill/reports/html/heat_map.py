@@ -14,7 +14,7 @@ _LONGEST = 28
 
 
 def heat_map(names: Sequence[str], shares: Sequence[Sequence[float | None]], label: str) -> Html:
-    """Row k is ``names[k]``; ``shares[k][j]`` between 0 and 1, None where there is nothing.
+    """Draw a row for each of ``names``; ``shares[k][j]`` is between 0 and 1, None where there is nothing.
 
     A half has no colour; the further from it, the stronger. Columns have the numbers of the rows.
     """
@@ -33,7 +33,7 @@ def heat_map(names: Sequence[str], shares: Sequence[Sequence[float | None]], lab
 
 
 def _cell(x: float, y: float, share: float, title: str) -> list[Html]:
-    """A rectangle and its number; never so dark that the number cannot be read."""
+    """Return a rectangle and its number; it is never so dark that the number cannot be read."""
     rect = element(
         "rect",
         element("title", title),

@@ -46,7 +46,7 @@ class Media:
         self._left = PAGE_BYTES
 
     def figure(self, path: Path, caption: str = "") -> Html:
-        """A card with the video or the image and words below it; nothing where there is no such file."""
+        """Return a card with the video or the image and words below it; nothing where there is no such file."""
         if not path.exists():
             return NOTHING
         try:
@@ -63,7 +63,7 @@ class Media:
         return card(element("figure", element("video", **options, src=source), words), where)
 
     def _read(self, path: Path) -> bytes:
-        """The file's content; nothing where it is too large. ``OSError`` unless it is a file in the folder."""
+        """Read the file's content; nothing where it is too large. Raises OSError unless it is a file in the folder."""
         check_within(path, self._folder)
         size = path.stat().st_size
         if size > min(FILE_BYTES, self._left):

@@ -32,7 +32,7 @@ _LARGEST = 1e300
 
 
 def short(value: float) -> str:
-    """For ticks: ``950``, ``12K``, ``4.5M``."""
+    """Write a number for ticks: ``950``, ``12K``, ``4.5M``."""
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
         if unit <= abs(value) < 1e15:
             return f"{value / unit:.4g}{name}"
@@ -40,7 +40,7 @@ def short(value: float) -> str:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About ``count`` round numbers (steps of 1, 2 or 5) within ``low`` .. ``high``; two at least if there is room."""
+    """Return about ``count`` round numbers (steps of 1, 2 or 5) within ``low`` .. ``high``, two or more if possible."""
     if not high > low or not math.isfinite(high - low):
         return [low]
     rough = (high - low) / max(1, count)
@@ -59,7 +59,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers for a logarithmic axis from ``low`` to ``high`` (both above 0): powers of ten, finer if few."""
+    """Return round numbers for a logarithmic axis from ``low`` to ``high`` (above 0): powers of ten, finer if few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for steps in ((1,), (1, 3), (1, 2, 5)):
         found = [k * 10.0**power for power in range(first, last + 1) for k in steps]
@@ -153,7 +153,7 @@ class Plot:
         return self
 
     def bars(self, edges: Sequence[float], heights: Sequence[float], titles: Sequence[str]) -> Plot:
-        """Bar k from ``edges[k]`` to ``edges[k + 1]``; ``titles`` appear under the mouse."""
+        """Draw bar k from ``edges[k]`` to ``edges[k + 1]``; ``titles`` appear under the mouse."""
         floor = self.y(0)
         for left, right, height, title in zip(edges, edges[1:], heights, titles):
             if not height:
@@ -179,7 +179,7 @@ class Plot:
         return self
 
     def curve(self, points: Points, colour: str = "") -> Plot:
-        """A line, or a point where there is no more than that; ``colour``: ``c0`` to ``c7`` of the style sheet."""
+        """Draw a line, or a point where there is no more than that; ``colour``: ``c0`` to ``c7`` of the style sheet."""
         draw, kind = (self.line, "line") if len(points) > 1 else (self.points, "point")
         return draw(points, f"{kind} {colour}")
 
@@ -210,7 +210,7 @@ class Plot:
         return self._element(self.height, *self._parts)
 
     def file(self, legend: Sequence[str] = ()) -> Html:
-        """The plot as a file that stands alone, on white; ``legend[k]`` names the lines of colour ``ck``."""
+        """Return the plot as a file that stands alone, on white; ``legend[k]`` names the lines of colour ``ck``."""
         height = self.height + (22 if legend else 0)
         keys = (
             element("text", name, class_=f"c{k}", x=self._left + 110 * k, y=height - 8) for k, name in enumerate(legend)
@@ -225,7 +225,7 @@ class Plot:
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """A range of some width that is finite, so that it can be divided by."""
+    """Return a range of some width that is finite, so that it can be divided by."""
     low, high = max(low, -_LARGEST), min(high, _LARGEST)
     if high > low and low + (high - low) / 2 not in (low, high):
         return low, high
@@ -234,7 +234,7 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 
 def wide(draw: Callable[[tuple[int, int]], Html]) -> Html:
-    """A plot that has a whole line of the page, drawn for wide and for narrow ones; ``draw`` is given its size."""
+    """Draw a plot as wide as the page, once for wide pages and once for narrow ones; ``draw`` is given its size."""
     return join(element("div", draw(WIDE), class_="wide"), element("div", draw(NARROW), class_="narrow"))
 
 
@@ -244,7 +244,7 @@ def wide(draw: Callable[[tuple[int, int]], Html]) -> Html:
 def histogram_plot(
     edges: Sequence[float], counts: Sequence[int], *, label: str, x_title: str, mark: tuple[float, str] | None = None
 ) -> Html:
-    """Counts in bins; ``mark``: a value to point out, with a word for it."""
+    """Draw counts in bins; ``mark``: a value to point out, with a word for it."""
     plot = Plot((edges[0], edges[-1]), (0, max(counts) * 1.12), label=label, x_title=x_title, y_title="count").axes()
     titles = [f"{number(a)} to {number(b)}: {count:,}" for a, b, count in zip(edges, edges[1:], counts)]
     plot.bars(edges, counts, titles)
@@ -254,7 +254,7 @@ def histogram_plot(
 
 
 def choices_plot(labels: Sequence[str], counts: Sequence[int], *, label: str, x_title: str) -> Html:
-    """One bar per choice, with its share of all."""
+    """Draw one bar per choice, with its share of all."""
     total = max(1, sum(counts))
     shares = [100 * count / total for count in counts]
     height = max(shares) * 1.12 or 1
@@ -279,7 +279,7 @@ class Line:
 def curves(
     lines: Sequence[Line], label: str, *, x_title: str, y_title: str = "", mark: tuple[float, str] | None = None
 ) -> Html:
-    """The plot (or both), and a legend where there are several curves; nothing without points.
+    """Draw the plot (or both), and a legend where there are several curves; nothing without points.
 
     ``mark``: a place on the axis to point out, with a word for it.
     """
@@ -315,7 +315,7 @@ def curves(
 
 
 def legend(labels: Sequence[str]) -> Html:
-    """What the colours mean, in their order."""
+    """Show what the colours mean, in their order."""
     keys = (part for k, text in enumerate(labels) for part in (key(k), element("span", text)))
     return element("p", *keys, class_="note legend")
 
@@ -326,7 +326,7 @@ def key(k: int) -> Html:
 
 
 def _late(lines: Sequence[Line]) -> list[Line]:
-    """The later part of every curve; empty unless all of them have one worth drawing."""
+    """Return the later part of every curve; empty unless all of them have one worth drawing."""
     first = min(line.points[0][0] for line in lines)
     last = max(line.points[-1][0] for line in lines)
     start = first + LATE * (last - first)

@@ -22,13 +22,15 @@ from rollmill.reports.html.document import content_policy
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1,5})?")
 LOOPBACK = "127.0.0.1"
 LOOPBACK_NAMES = frozenset({LOOPBACK, "localhost", "::1"})
+ANYWHERE = ("0.0.0.0", "::")
+"""To listen on: all addresses of the machine."""
 METHODS = ("GET", "HEAD")
 NO_HOST = "403: this page was asked for by a name that is not this machine's\n"
 NO_TOKEN = "403: open the link that the command has printed; it holds the token that is missing here\n"
 
 
 def security_headers(**policy: str) -> Mapping[str, str]:
-    """Headers of every answer; ``policy``: words of the content policy that differ from those of all pages."""
+    """Return the headers of every answer; ``policy``: words of the content policy that differ from all pages'."""
     return {
         "Content-Security-Policy": content_policy(**policy, frame_ancestors="'none'"),
         "X-Content-Type-Options": "nosniff",
@@ -37,6 +39,12 @@ def security_headers(**policy: str) -> Mapping[str, str]:
         "Cross-Origin-Opener-Policy": "same-origin",
         "Cache-Control": "no-store",
     }
+
+
+def place(host: str, port: int) -> str:
+    """Return ``host:port`` as links have it, of what listens there."""
+    host = LOOPBACK if host in ANYWHERE else host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True)
@@ -63,9 +71,8 @@ class Door:
         """Cookies do not know ports: two servers on this machine must not take each other's."""
 
     def link(self, host: str, port: int) -> str:
-        """The address that opens the door."""
-        shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{port}/?token={self._token}"
+        """Return the address that opens the door."""
+        return f"http://{place(host, port)}/?token={self._token}"
 
     def ask(self, host: str, query: str, cookies: str) -> Pass:
         """Decide about a request by its Host header, the query of its address and its Cookie header."""
@@ -90,7 +97,7 @@ class Door:
 
 
 def host_name(header: str) -> str:
-    """The name in a Host header, without its port; empty where it is malformed."""
+    """Return the name in a Host header, without its port; empty where it is malformed."""
     found = _HOST.fullmatch(header.lower())
     return (found["address"] or found["name"]) if found else ""
 

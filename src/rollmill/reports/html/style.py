@@ -136,7 +136,7 @@ STYLE = _GROUNDS + _RULES.replace("LIGHT", _LIGHT) + _COLOURS
 
 FILE_STYLE = (
     "text{font:11px sans-serif;fill:#555}.grid{stroke:#ddd}.axis{stroke:#888}.mark{stroke:#333;stroke-dasharray:3 3}"
-    "path{fill:none}.line{stroke:#2f6fd0;stroke-width:1.6}.point{stroke-width:5;stroke-linecap:round}"
+    "path{fill:none}.line{stroke:#2f6fd0;stroke-width:1.6}.seed{stroke:#2f6fd0;stroke-opacity:.6}.point{stroke-width:5;stroke-linecap:round}"
     + "".join(
         f".line.c{k},.point.c{k}{{stroke:{hue}}}.band.c{k}{{fill:{hue};fill-opacity:.16}}text.c{k}{{fill:{hue}}}"
         for k, hue in enumerate(HUES)

@@ -37,7 +37,7 @@ def table(
     more: int = 0,
     elsewhere: str = "see the JSON file",
 ) -> Html:
-    """A table whose first ``left`` columns are text and wrap where they are long; numbers never do.
+    """Return a table whose first ``left`` columns are text and wrap where they are long; numbers never do.
 
     ``head``: empty where the columns need no names. ``more``: rows that are left out already; ``elsewhere`` says where
     all of them are.
@@ -68,7 +68,7 @@ def _cell(tag: str, kind: str, text: Any) -> Html:
 
 
 def breakable(text: str) -> Html:
-    """Text in which a long name may be broken, but between its words and not in the middle of one."""
+    """Return text in which a long name may be broken, but between its words and not in the middle of one."""
     pieces: list[str] = []
     for word in re.split(r"(\s+)", text):
         if len(word) <= _UNBROKEN:
@@ -82,7 +82,7 @@ def breakable(text: str) -> Html:
 
 
 def number(value: float) -> str:
-    """Four digits that matter, with separators of thousands: ``12,345``, ``0.01234``, ``1.2e-07``."""
+    """Write the four digits of a number that matter, thousands separated: ``12,345``, ``0.01234``, ``1.2e-07``."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     size = abs(value)
@@ -101,8 +101,3 @@ def value(found: float | None) -> str:
 
 def whole(found: int | None) -> str:
     return NONE if found is None else f"{found:,}"
-
-
-def counted(count: int, what: str) -> str:
-    """Return text such as ``1 session``, ``2 sessions``."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -63,7 +63,7 @@ class RunFacts:
 
 
 def read_run(folder: Path) -> RunFacts:
-    """Everything a report needs."""
+    """Read everything a report needs."""
     run = RunFolder(folder)
     if not run.config.is_file() and not run.diary.is_file():
         raise RunFolderError(f"{folder}: not a run (no config.yaml and no diary.json)")
@@ -122,7 +122,7 @@ def _json(path: Path, facts: RunFacts) -> Metrics:
 
 
 def _evaluations(folder: Path, facts: RunFacts) -> list[Metrics]:
-    """Summaries that ``rollmill eval`` has left, oldest checkpoint first: JSON files with a mean return."""
+    """Return summaries that ``rollmill eval`` has left, oldest checkpoint first: JSON files with a mean return."""
     paths = sorted(folder.rglob("*.json")) if folder.is_dir() else []
     found: list[Metrics] = []
     for path in paths:

@@ -31,7 +31,7 @@ SMALL = 8
 
 @dataclass(frozen=True)
 class MatchPage:
-    """What stands on it; players in the order of their ratings."""
+    """What stands on the page of a match; players in the order of their ratings."""
 
     title: str
     about: str
@@ -45,7 +45,7 @@ class MatchPage:
 
 
 def write_match(path: Path, page: MatchPage) -> Path:
-    """Write the page and return where it is; RunFolderError where that is impossible."""
+    """Write the page and return where it is; raises RunFolderError where that is impossible."""
     every = document(
         "match",
         page.title,
@@ -58,7 +58,7 @@ def write_match(path: Path, page: MatchPage) -> Path:
 
 
 def _ratings(page: MatchPage) -> Html:
-    """A point and an interval for each player, the best on top."""
+    """Draw a point and an interval for each player, the best on top."""
     count = len(page.names)
     ends = [elo + sign * margin for elo, margin in zip(page.elo, page.margin, strict=True) for sign in (-1, 1)]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollmill.core.text import counted
 from rollmill.monitor.console import duration_text
 from rollmill.reports.html.document import (
     card,
@@ -24,7 +25,7 @@ from rollmill.reports.html.document import (
 from rollmill.reports.html.elements import NOTHING, Html, join
 from rollmill.reports.html.media import Media
 from rollmill.reports.html.plots import Line, curves
-from rollmill.reports.html.tables import NONE, counted, number, table, whole
+from rollmill.reports.html.tables import NONE, number, table, whole
 from rollmill.reports.run import sections
 from rollmill.reports.run.facts import RunFacts
 from rollmill.reports.run.results import Results
@@ -54,7 +55,7 @@ class Video:
 
 
 def write_comparison(path: Path, results: Results, videos: Sequence[Video], about: str) -> Path:
-    """Write a page about policies side by side; RunFolderError where that is impossible."""
+    """Write a page about policies side by side; raises RunFolderError where that is impossible."""
     media = Media(path.parent)
     page = document(
         "comparison",
@@ -118,12 +119,12 @@ def _tiles(facts: RunFacts) -> Html:
 
 
 def _lowest(facts: RunFacts) -> tuple[float, float] | None:
-    """(update, loss) of the lowest held-out loss."""
+    """Return (update, loss) of the lowest held-out loss."""
     return min(points(facts.rows, LOSSES["held out"]), key=lambda point: point[1], default=None)
 
 
 def _rise(facts: RunFacts) -> Html:
-    """A warning where the policy was fitted beyond the lowest held-out loss."""
+    """Return a warning where the policy was fitted beyond the lowest held-out loss."""
     held_out, best = points(facts.rows, LOSSES["held out"]), _lowest(facts)
     if best is None or not sections.last(facts.rows).get("validation/rising"):
         return NOTHING
@@ -150,7 +151,7 @@ def _curves(facts: RunFacts) -> Html:
 
 
 def _history(saved: Mapping[str, Any]) -> Html:
-    """Return over updates, a line per target; nothing where it was evaluated at the end only."""
+    """Draw return over updates, a line per target; nothing where it was evaluated at the end only."""
     lines: dict[Any, list[tuple[float, float]]] = {}
     for entry in saved.get("evaluations") or []:
         for target, mean in entry["rows"]:

@@ -7,14 +7,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
-from rollmill.core.text import bytes_text
+from rollmill.core.text import bytes_text, counted
 from rollmill.monitor.console import count_text, duration_text
+from rollmill.pbt.evidence import as_normal
 from rollmill.reports.html.document import card, grid, link, note, pair, paragraph, tiles
 from rollmill.reports.html.elements import NOTHING, Html, join
 from rollmill.reports.html.plots import Plot, spread
-from rollmill.reports.html.tables import NONE, Marked, counted, number, table, value
+from rollmill.reports.html.tables import NONE, Marked, number, table, value
 from rollmill.reports.run import sections
 from rollmill.reports.run.facts import RunFacts
 from rollmill.reports.run.population import population
@@ -62,6 +64,8 @@ FAULTS = (
     ("Segments the recorder dropped", "record/dropped_segments"),
     ("Recorder restarts", "record/restarts"),
 )
+CHANCE = 0.01
+"""How often one of several equal workers, or policies, may be marked as apart from the others."""
 
 
 def render_online(facts: RunFacts) -> Html:
@@ -146,7 +150,7 @@ def _return_card(rows: Sequence[Row]) -> Html:
 
 
 def _eval_card(facts: RunFacts) -> Html:
-    """Returns of evaluations that were made while the run went on."""
+    """Draw returns of evaluations that were made while the run went on."""
     drawn = points(facts.eval_rows, "eval/return")
     if not drawn:
         return NOTHING
@@ -155,7 +159,7 @@ def _eval_card(facts: RunFacts) -> Html:
 
 
 def _number_in(config: str, key: str) -> float | None:
-    """A number from the saved config: the page needs one, not the machinery that checks them all."""
+    """Find a number in the saved config: the page needs one, not the machinery that checks them all."""
     found = re.search(rf"^\s+{key}: ([-+.\deE_]+)\s*$", config, re.MULTILINE)
     return float(found[1]) if found else None
 
@@ -189,7 +193,7 @@ def _evaluations(facts: RunFacts) -> Html:
 
 
 def _comparisons(rows: Sequence[Row]) -> Html:
-    """Returns by worker and by policy: the last one, and how it stands against the others."""
+    """Show returns by worker and by policy: the last one, and how it stands against the others."""
     names = sections.metric_names(rows)
     tables = []
     for title, pattern in (("worker", r"worker(\d+)/return"), ("policy", r"policy(\d+)/(?:episode/)?return")):
@@ -197,19 +201,31 @@ def _comparisons(rows: Sequence[Row]) -> Html:
         last = {k: drawn[-1][1] for k, name in sorted(found.items()) if (drawn := points(rows, name))}
         if last:
             tables.append(_compared(title, last, rows, found))
-    return pair(*tables)
+    about = (
+        "Apart: how far a mean return is from that of the others, in their standard deviations. Marked where, among so "
+        f"many equal ones, chance would bring any as far in fewer than {CHANCE * 100:.0f} of 100 runs: the fewer there "
+        "are, the further that is."
+    )
+    return join(pair(*tables), note(about)) if tables else NOTHING
 
 
 def _compared(title: str, last: Mapping[int, float], rows: Sequence[Row], names: Mapping[int, str]) -> Html:
-    mean = sum(last.values()) / len(last)
-    spread = math.sqrt(sum((y - mean) ** 2 for y in last.values()) / len(last))
     cells: list[list[Any]] = []
     for k, mean_return in last.items():
-        history = [y for _, y in points(rows, names[k])]
-        apart = (mean_return - mean) / spread if spread > 0 else 0.0
-        cells.append([f"{title} {k}", value(mean_return), value(max(history)), Marked(f"{apart:+.1f}", abs(apart) > 3)])
-    head = (title, "mean return at the end", "highest", "apart, in deviations")
-    return table(head, cells, left=1)
+        highest = max(y for _, y in points(rows, names[k]))
+        cells.append([f"{title} {k}", value(mean_return), value(highest), _apart(k, last)])
+    return table((title, "mean return at the end", "highest", "apart"), cells, left=1)
+
+
+def _apart(k: int, values: Mapping[int, float]) -> str:
+    """Say how far a value is from the others; it is not among those that say how far values usually are apart."""
+    others = [y for j, y in values.items() if j != k]
+    if len(others) < 2:
+        return NONE
+    gap, width = values[k] - fmean(others), stdev(others) * math.sqrt(1 + 1 / len(others))
+    apart = gap / width if width else math.copysign(math.inf, gap) if gap else 0.0
+    chance = 2 * NormalDist().cdf(-abs(as_normal(apart, len(others) - 1)))
+    return Marked(f"{apart:+.1f}", chance * len(values) < CHANCE)
 
 
 # -- what went wrong ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ MOST_ROUNDS = 200
 
 
 def population(entries: Sequence[Entry]) -> Html:
-    """Tree, curve and tables; nothing for a run that is no population."""
+    """Return tree, curve and tables; nothing for a run that is no population."""
     if not entries:
         return NOTHING
     if not rounds_of(entries):
@@ -31,7 +31,7 @@ def population(entries: Sequence[Entry]) -> Html:
 
 
 def _tree(entries: Sequence[Entry], member: int) -> Html:
-    """Every member is a line, every copy of weights a step from one to another; the best member's way is drawn bold."""
+    """Draw every member as a line, copied weights as a step from one to another; the best member's way is bold."""
     rounds, line = rounds_of(entries), ancestors(entries, member)
     at = [0.0, *(float(min(own["frames"] for own in entry["members"])) for entry in rounds)]
     members = len(entries[0]["begin"])
@@ -71,7 +71,7 @@ def _curve(entries: Sequence[Entry], member: int) -> Html:
 
 
 def _settings(entries: Sequence[Entry], member: int) -> list[Html]:
-    """A curve for each tuned setting on the way of the best member: steps, for they stand still in between."""
+    """Draw each tuned setting on the way of the best member: in steps, for settings stand still in between."""
     stretches = schedule(entries, member)
     end = float(min(own["frames"] for own in entries[-1]["members"]))
     found = []
@@ -86,7 +86,7 @@ def _settings(entries: Sequence[Entry], member: int) -> list[Html]:
 
 
 def _members(entries: Sequence[Entry]) -> Html:
-    """What every member began with, and where it is."""
+    """List what every member began with, and where it is."""
     rounds = rounds_of(entries)
     keys = list(entries[0]["begin"][0])
     rows = []

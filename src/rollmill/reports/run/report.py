@@ -30,14 +30,14 @@ def write_run_report(folder: Path, out: Path | None = None) -> Path:
     """Write the page about the run in ``folder`` and return its place: its ``report.html``, unless another kind of page
     has that name. An online training, an offline one, a world model and its stages have a page each.
 
-    RunFolderError when there is no run, or where the page cannot be written.
+    Raises RunFolderError when there is no run, or where the page cannot be written.
     """
     kind, render = _PAGES[_kind(folder)]
     return write_page(out or folder / "report.html", kind, render(read_run(folder)))
 
 
 def _kind(folder: Path) -> RunKind:
-    """What the saved settings say; a folder without readable ones counts as an online run, whose page names that."""
+    """Return the kind that the saved settings say; a run without readable ones counts as online; its page says so."""
     try:
         return run_kind(read_saved(RunFolder(folder).config))
     except ConfigError:

@@ -20,6 +20,9 @@ from rollmill.reports.html.tables import number
 TOP = 0.1
 """Share of the data's episodes whose mean return stands in a row of its own."""
 
+BEHAVIOUR = "behaviour"
+"""Names the policy that counts as 100 %: it made the data. Random play is 0 %."""
+
 LAST = ", last"
 """Ends the name of a policy that acts with its last weights instead of those with the lowest held-out loss."""
 
@@ -68,7 +71,7 @@ class Row:
 
 
 def data_rows(returns: ArrayLike) -> list[Row]:
-    """What the data themselves hold: all whole episodes, and the best tenth of them."""
+    """Return rows for what the data themselves hold: all whole episodes, and the best tenth of them."""
     values = np.sort(np.asarray(returns, np.float64))
     if not len(values):
         return []
@@ -78,22 +81,21 @@ def data_rows(returns: ArrayLike) -> list[Row]:
 
 @dataclass(frozen=True)
 class Results:
-    """All rows of one evaluation; ``reference`` names the policy that counts as 100 % (random is 0 %)."""
+    """All rows of one evaluation."""
 
     title: str
     rows: Sequence[Row]
-    reference: str = "behaviour"
     notes: Sequence[str] = ()
     """What a reader must know besides: which weights have played."""
 
     def share(self, row: Row) -> float | None:
-        """Where the row stands between random play (0) and the reference (1).
+        """Return where the row stands between random play (0) and the behaviour policy (1).
 
         None where one of them is missing, or where they are not apart by ``APART`` standard errors: a share of a
         difference that may be chance says nothing.
         """
         by_name = {row.policy: row for row in self.rows if row.target is None}
-        low, high = by_name.get("random"), by_name.get(self.reference)
+        low, high = by_name.get("random"), by_name.get(BEHAVIOUR)
         if low is None or high is None:
             return None
         error = math.hypot(low.standard_error or 0.0, high.standard_error or 0.0)
@@ -102,7 +104,7 @@ class Results:
         return (row.mean - low.mean) / (high.mean - low.mean)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Names of the columns, and a line per row; columns that say nothing about any row are left out.
+        """Return the names of the columns, and a line per row; columns that say nothing about any row are left out.
 
         Which target is best is not decided here: the best of several is better by chance, too.
         """
@@ -128,16 +130,16 @@ class Results:
         }
 
     def sentences(self) -> list[str]:
-        """What stands below the table."""
+        """Return what stands below the table."""
         found = list(self.notes)
         if any(self.share(row) is not None for row in self.rows):
-            found.append(f"of behaviour: 0 % is random play, 100 % is {self.reference} (the run that made the data)")
+            found.append(f"of behaviour: 0 % is random play, 100 % is {BEHAVIOUR} (the run that made the data)")
         found += [text for row in self.rows for clone in self._clones() if (text := _worse(row, clone))]
         return found + [text for row in self.rows for last in self.rows if (text := _late(row, last))]
 
     def _clones(self) -> list[Row]:
-        """Policies that are not asked for a return and have learnt from the data."""
-        known = ("random", self.reference)
+        """Return the rows of policies that are not asked for a return and have learnt from the data."""
+        known = ("random", BEHAVIOUR)
         own = [row for row in self.rows if row.target is None and row.policy not in known]
         return [row for row in own if not row.policy.startswith("data") and not row.policy.endswith(LAST)]
 
@@ -164,13 +166,13 @@ class Results:
 
     @staticmethod
     def from_dict(saved: Mapping[str, Any]) -> Results:
-        """What ``to_dict`` has written."""
+        """Read what ``to_dict`` has written."""
         names = [field.name for field in fields(Row)]
         rows = [Row(**{name: row[name] for name in names if name in row}) for row in saved["rows"]]
         return Results(saved["title"], rows, notes=tuple(saved.get("notes", ())))
 
     def plot(self) -> Html:
-        """Achieved against asked for: a line for each policy that is asked, marks for those that are not."""
+        """Draw achieved against asked for: a line for each policy that is asked, marks for those that are not."""
         asked = [row for row in self.rows if row.target is not None]
         if not asked:
             return NOTHING
@@ -207,7 +209,7 @@ def _own_cells(row: Row, names: Sequence[str]) -> dict[str, str]:
 
 
 def _worse(row: Row, clone: Row) -> str:
-    """A sentence where cloning, which is not asked, comes nearer to what was asked for than the policy that is."""
+    """Return a sentence if cloning, which is asked for nothing, comes nearer to what was asked for than the policy."""
     if row.target is None:
         return ""
     missed, by_clone = abs(row.mean - row.target), abs(clone.mean - row.target)
@@ -221,7 +223,7 @@ def _worse(row: Row, clone: Row) -> str:
 
 
 def _late(row: Row, last: Row) -> str:
-    """A sentence where the last weights play better than those that were chosen by held-out loss."""
+    """Return a sentence if the last weights play better than those that were chosen by held-out loss."""
     if last.policy != row.policy + LAST or last.target != row.target:
         return ""
     if last.mean <= row.mean + APART * math.hypot(row.standard_error or 0.0, last.standard_error or 0.0):
@@ -239,6 +241,6 @@ def _bounds(row: Row) -> tuple[float, float]:
 
 
 def is_monotone(rows: Sequence[Row], slack: float = 0.0) -> bool:
-    """Whether asking for more brings more (``slack``: how much less still counts), over the rows that were asked."""
+    """Return whether asking for more brings more, over the rows that were asked (``slack``: how much less counts)."""
     means = [row.mean for row in sorted((r for r in rows if r.target is not None), key=lambda r: r.target or 0.0)]
     return all(after >= before - slack for before, after in itertools.pairwise(means))

@@ -48,7 +48,7 @@ Sections = Mapping[str, Callable[[], Html]]
 
 
 def run_page(kind: Kind, facts: RunFacts, title: str, top: Sequence[Callable[[], Html]], sections: Sections) -> Html:
-    """The page about one run: how it ended, what ``top`` makes, the sections, and its configuration.
+    """Return the page about one run: how it ended, what ``top`` makes, the sections, and its configuration.
 
     Files of the run may hold anything: a section that cannot be made says so, the others stand.
     """
@@ -93,7 +93,7 @@ def points(rows: Sequence[Row], name: str) -> Points:
 
 
 def thinned(points: Points, limit: int = MAX_POINTS) -> Points:
-    """At most ``limit`` points: means of as many neighbours as it takes; the last point stays itself."""
+    """Return at most ``limit`` points: means of as many neighbours as it takes; the last point stays itself."""
     if len(points) <= limit:
         return points
     width = math.ceil(len(points) / (limit - 1))
@@ -110,14 +110,14 @@ def curve_card(
     about: str = "",
     mark: tuple[float, str] | None = None,
 ) -> Html:
-    """Metrics over frames (or what ``unit`` is) in one plot; ``names``: metric by the label of its line."""
+    """Draw metrics over frames (or what ``unit`` is) in one plot; ``names``: metric by the label of its line."""
     lines = [Line(label, thinned(points(rows, name))) for label, name in names.items()]
     plot = curves(lines, title, x_title=unit, mark=mark)
     return card(plot, note(about), title=title) if plot else NOTHING
 
 
 def all_metrics(rows: Sequence[Row], drawn: Iterable[str], unit: str = "frames") -> Html:
-    """A table of every metric, and curves of those that are not drawn elsewhere; both folded."""
+    """List every metric in a table, and draw curves of those that are not drawn elsewhere; both folded."""
     shown = [name for name in metric_names(rows) if not re.match(r"worker\d+/", name)]
     cells = []
     for name in shown:
@@ -141,7 +141,7 @@ def all_metrics(rows: Sequence[Row], drawn: Iterable[str], unit: str = "frames")
 
 
 def faults(facts: RunFacts, counters: Sequence[tuple[str, str]] = ()) -> Html:
-    """``counters``: (label, metric) of what is counted while the run goes on."""
+    """Show what went wrong; ``counters``: (label, metric) of what is counted while the run goes on."""
     found = last(facts.rows)
     rows = [[label, Marked(f"{found[name]:,.0f}", found[name] > 0)] for label, name in counters if name in found]
     parts = [pair(table(("what", "count"), rows, left=1)) if rows else NOTHING]
@@ -157,7 +157,7 @@ def faults(facts: RunFacts, counters: Sequence[tuple[str, str]] = ()) -> Html:
 
 
 def videos(facts: RunFacts, captions: Mapping[Path, str] | None = None) -> Html:
-    """``captions``: what a video shows."""
+    """Show the run's videos; ``captions``: what a video shows."""
     media = Media(facts.folder)
     return grid(media.figure(path, (captions or {}).get(path, "")) for path in facts.videos[:MAX_ROWS])
 
@@ -171,7 +171,7 @@ def checkpoints(facts: RunFacts, unit: str = "frames") -> Html:
 
 
 def origin(facts: RunFacts, unit: str = "frame") -> Html:
-    """What the diary says: command, code, versions, machine, parent, sessions."""
+    """Show what the diary says: command, code, versions, machine, parent, sessions."""
     diary = facts.diary
     if not diary:
         return paragraph("There is no diary.", kind="muted")
@@ -193,7 +193,7 @@ def origin(facts: RunFacts, unit: str = "frame") -> Html:
 
 
 def _time(saved: object) -> str:
-    """``2026-11-18 05:42:26 UTC`` instead of ISO's single word, which no line of a table holds."""
+    """Write ``2026-11-18 05:42:26 UTC`` instead of ISO's single word, which no line of a table holds."""
     try:
         return datetime.fromisoformat(str(saved)).strftime("%Y-%m-%d %H:%M:%S %Z")
     except ValueError:

@@ -14,7 +14,7 @@ MOST = 16
 
 
 def selfplay(entries: Sequence[Entry]) -> Html:
-    """A heat map for each policy; nothing for a run without self-play."""
+    """Draw a heat map for each policy; nothing for a run without self-play."""
     if not entries:
         return NOTHING
     policies = range(int(entries[0].get("policies", 1)))
@@ -34,7 +34,7 @@ def _of_policy(entries: Sequence[Entry], policy: int, several: bool) -> Html:
 
 
 def table_of(entries: Sequence[Entry], policy: int = 0) -> tuple[list[str], list[list[float | None]]]:
-    """Names of anchors and models, and the share of games that each of them has won, row against column."""
+    """Return names of anchors and models, and the share of games that each of them has won, row against column."""
     anchors = list(entries[0].get("anchors", ()))
     found = [entry for entry in entries if "model" in entry]
     stride = -(-len(found) // MOST) if found else 1

@@ -13,7 +13,7 @@ HEAD = ("task", "frames", "episodes", "mean return at the end", "highest", "scor
 
 
 def tasks(rows: Sequence[Row]) -> Html:
-    """A line and a curve for every task, and a curve of the score of all; nothing where the run has no suite."""
+    """Show a line and a curve for every task, and a curve of the score of all; nothing where the run has no suite."""
     counted = [name for name in metric_names(rows) if name.startswith("task/") and name.endswith("/frames")]
     found = [name.removeprefix("task/").removesuffix("/frames") for name in counted]
     if not found:

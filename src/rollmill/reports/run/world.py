@@ -44,7 +44,7 @@ PLOTS = {"generation": "return_by_generation.svg", "env_steps": "return_by_steps
 
 
 def render_world(facts: RunFacts) -> Html:
-    """What the controller is worth, how the stages went, reconstructions, dreams, curves."""
+    """Return the page of a world model: the controller's worth, the stages, reconstructions, dreams, curves."""
     folder, media = facts.folder, Media(facts.folder)
     place = {stage: folder / name for stage, name in FOLDERS.items()}
     every: sections.Sections = {
@@ -61,7 +61,7 @@ def render_world(facts: RunFacts) -> Html:
 
 
 def read_records(folder: Path) -> dict[str, dict[str, Any]]:
-    """What every stage that was begun has written down about itself, in their order."""
+    """Read what every stage that was begun has written down about itself, in their order."""
     found = {}
     for name in FOLDERS:
         path = folder / RECORDS / f"{name}.json"
@@ -102,7 +102,7 @@ def stages_table(records: Records) -> Html:
 
 
 def _facts(result: Mapping[str, Any]) -> str:
-    """Numbers of an outcome; that no signal has ended the stage (0) is none."""
+    """Write the numbers of an outcome; that no signal has ended the stage (0) is none."""
     kept = {name: value for name, value in result.items() if (name, value) != ("signal", 0)}
     plain = [(name, value) for name, value in kept.items() if type(value) in (int, float) and value == value]
     return ", ".join(f"{name.rpartition('/')[2]} {number(value)}" for name, value in plain[:MAX_FACTS])
@@ -125,7 +125,7 @@ def _metrics(folder: Path) -> list[Row]:
 
 
 def render_stage(facts: RunFacts, stage: Stage) -> Html:
-    """Reconstructions, plots of the search, curves, metrics; whatever of it there is."""
+    """Return the page of a stage: reconstructions, plots of the search, curves, metrics; what it has of them."""
     folder, media = facts.folder, Media(facts.folder)
     unit = "generations" if stage == "controller" else "updates"
     every: sections.Sections = {
@@ -156,7 +156,7 @@ def _tiles(facts: RunFacts, unit: str) -> Html:
 
 
 def reconstructions(folder: Path, media: Media) -> Html:
-    """Sheets of images and what encoding leaves of them, from early to late."""
+    """Show sheets of images and what encoding leaves of them, from early to late."""
     found = sorted(path for name in ("images", "pictures") for path in (folder / name).glob("reconstructions-*.png"))
     if not found:
         return NOTHING
@@ -170,7 +170,7 @@ def reconstructions(folder: Path, media: Media) -> Html:
 
 
 def metric_curves(rows: Sequence[Row], unit: str = "updates") -> Html:
-    """Everything that was learnt and validated; a metric of training and its held-out twin share a plot."""
+    """Draw everything that was learnt and validated; a metric of training and its held-out twin share a plot."""
     metrics = dict.fromkeys(name.partition("/")[2] for name in _drawn(rows))
     return grid(card(_curve(rows, metric, unit), title=metric) for metric in metrics)
 
@@ -181,7 +181,7 @@ def _drawn(rows: Sequence[Row]) -> list[str]:
 
 
 def _curve(rows: Sequence[Row], metric: str, unit: str) -> Html:
-    """One metric over updates, in training and held out; nothing where there are fewer than two points."""
+    """Draw one metric over updates, in training and held out; nothing where there are fewer than two points."""
     lines = [
         Line("training", thinned(points(rows, TRAINING + metric))),
         Line("held out", thinned(points(rows, HELD_OUT + metric))),
@@ -196,7 +196,7 @@ Generation = Mapping[str, float | None]
 
 
 def search_plots(folder: Path) -> Html:
-    """Returns of a controller's search against generations and steps; nothing before the first generation."""
+    """Draw returns of a controller's search over generations and steps; nothing before the first generation."""
     try:
         with open(folder / TABLE, encoding="utf-8", newline="") as file:
             rows = [{name: float(text) if text else None for name, text in row.items()} for row in csv.DictReader(file)]
@@ -209,10 +209,10 @@ def search_plots(folder: Path) -> Html:
 
 
 def search_plot(rows: Sequence[Generation], column: str) -> Plot:
-    """Mean of each generation, the span from worst to best, and evaluations of the champion."""
+    """Draw the mean of each generation, the span from worst to best, and evaluations of the champion."""
 
     def line(name: str, only: str = "") -> list[tuple[float, float]]:
-        """(place on the axis, value) where there is one; ``only``: where there is one of that name, too."""
+        """Return (place on the axis, value) where there is one; ``only``: where there is one of that name, too."""
         return [
             (x, y)
             for row in rows

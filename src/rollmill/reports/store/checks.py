@@ -6,7 +6,7 @@ from rollmill.reports.store.statistics import Metrics
 
 
 def checks(metrics: Metrics) -> list[tuple[str, str]]:
-    """(``good``, ``warn``, ``bad`` or ``unknown``, a sentence) for everything that can be judged."""
+    """Return (``good``, ``warn``, ``bad`` or ``unknown``, a sentence) for everything that can be judged."""
     found = [_damage(metrics), _arrow(metrics), _order(metrics), _twice(metrics)]
     chosen = metrics["selection"]
     if chosen is not None:

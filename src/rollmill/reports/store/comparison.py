@@ -53,7 +53,7 @@ class Difference:
         return self.means_agree and self.ks_p >= ALARM_P
 
     def sentence(self, name: str) -> str:
-        """How kept episodes differ, where they do."""
+        """Say how kept episodes differ, where they do."""
         if self.means_agree:
             what = f"{name}s that are spread differently from those played"
             return f"kept episodes have {what}: up to {self.ks:.0%} apart (p = {self.ks_p:.1g})"
@@ -80,7 +80,7 @@ class Comparison:
         return all(difference.agrees for difference in self.differences.values())
 
     def sentence(self) -> str:
-        """What a reader should know."""
+        """Say what a reader should know."""
         share = f"{self.kept:,} of {self.played:,} episodes were kept"
         if self.agrees:
             return f"{share}; in return and length they are like those played"
@@ -103,12 +103,12 @@ class Comparison:
 
 
 def finite(z: float) -> float:
-    """For JSON, which has no infinity."""
+    """Limit a number for JSON, which has no infinity."""
     return max(-1e9, min(1e9, z))
 
 
 def compare(table: EpisodeTable, played: PlayedEpisodes) -> Comparison | None:
-    """None where nothing can be compared: no whole episode that was kept by chance."""
+    """Compare the store's whole episodes with all that were played; None if none of them was kept by chance."""
     known = table["finished"] & ~table["partial_start"] & ~table["partial_end"] & ~np.isnan(table["probability"])
     if not known.any():
         return None
@@ -147,13 +147,15 @@ class _Pair:
 
     @property
     def excess(self) -> Array:
-        """By how much the weighted sum of kept values is above that of as many mean ones. Chance alone gives 0 in the
-        mean, however few are kept, and whatever the probabilities have to do with the values."""
+        """How much the weighted sum of kept values exceeds that of as many mean values. Chance alone gives 0 in the
+        mean, however few are kept, and whatever the probabilities have to do with the values.
+        """
         return np.asarray((self._away * self.weights[:, None]).sum(axis=0))
 
     @property
     def variances(self) -> Array:
-        """``[2, 2]``: of ``excess``, if chance alone has chosen, by the values of all and by those that were kept.
+        """``[2, 2]``: the variance of ``excess`` if chance alone has chosen, by the values of all and by those that
+        were kept.
 
         Nothing is left of either where everything was kept. The second is the larger one where episodes that are
         rarely kept are unlike the others, or a few outdo all.
@@ -165,8 +167,10 @@ class _Pair:
 
     @property
     def _killed(self) -> bool:
-        """Whether both are samples of what was played: a run that is killed forgets the newest episodes that it played,
-        and its recorder some that it kept. More is kept than is known then, or others though all were to be kept."""
+        """Whether the kept and the known episodes are both only samples: a run that is killed forgets the newest
+        episodes that it played, and its recorder some that it kept. Then more are kept than known, or all were to be
+        kept and the means differ.
+        """
         same = np.abs(self.excess) <= _SAME * self.weights.sum() * self.part.moments.scale
         return len(self.weights) > self.part.moments.count or bool((self.weights == 1).all() and not same.all())
 
@@ -175,7 +179,7 @@ class _Pair:
         return np.asarray(self.values - self.part.moments.mean)
 
     def to_json(self, width: int, last: int) -> dict[str, Any]:
-        """``last``: where the last episode began; no part goes on behind it."""
+        """Return the part as JSON values; ``last``: where the last episode began, no part goes on behind it."""
         return {
             "frames": [self.place * width, min((self.place + 1) * width, last)],
             "played": self.part.moments.count,
@@ -204,8 +208,8 @@ def _ratio(difference: float, noise: float, same: float) -> float:
 
 
 def _kolmogorov(pairs: list[_Pair], k: int, same: float) -> tuple[float, float]:
-    """Distance between the weighted distributions, and its p-value (an upper bound: values repeat, parts are alike, and
-    what was kept was played). Values that are ``same`` apart count as equal.
+    """Return the distance between the weighted distributions, and its p-value (an upper bound: values repeat, parts are
+    alike, and what was kept was played). Values that are ``same`` apart count as equal.
 
     The sample of a part counts as much as what was kept of it, as in ``_Pair.excess``.
     """

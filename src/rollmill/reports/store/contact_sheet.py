@@ -51,7 +51,7 @@ class ContactSheet:
 
 
 def contact_sheets(store: Store, problems: list[str]) -> list[ContactSheet]:
-    """Five images, from first to last, of the episodes with low, median and high return.
+    """Return five images, from first to last, of the episodes with low, median and high return.
 
     A damaged place is added to ``problems``.
     """
@@ -70,7 +70,7 @@ def contact_sheets(store: Store, problems: list[str]) -> list[ContactSheet]:
 
 
 def pick_by_return(store: Store) -> dict[str, int]:
-    """Episodes with the lowest, the median and the highest return; whole ones where there are any."""
+    """Choose the episodes with the lowest, the median and the highest return; whole ones where there are any."""
     table = store.table
     known = np.isfinite(table.return_)
     whole = known & ~(table["partial_start"] | table["partial_end"])

@@ -133,7 +133,7 @@ def _blocks(store: Store, i: int) -> Iterator[Block]:
 
 
 def _heads(store: Store) -> Callable[[int], bytes]:
-    """What the table says of an episode's content, for its digest."""
+    """Return a function that gives what the table says of an episode's content, for its digest."""
     env = store.table["env_id"]
     numbers = [store.table[name] for name in ("length", "first_step", "terminated", "truncated")]
     return lambda i: repr((str(env[i]), *(int(column[i]) for column in numbers))).encode("utf-8", "replace")
@@ -159,7 +159,7 @@ class ActionCounts:
         self._rows = 0
 
     def add(self, actions: Array) -> None:
-        """Actions ``[n, ...]`` of consecutive steps."""
+        """Count actions ``[n, ...]`` of consecutive steps."""
         self._rows += len(actions)
         values = actions.reshape(len(actions), self._size)
         for k in range(self._size):
@@ -190,7 +190,7 @@ class ActionCounts:
         return float(self._spec.low[k]), float(self._spec.high[k])
 
     def metrics(self) -> dict[str, Any]:
-        """JSON values. Discrete components: ``counts`` [choices], the numbers as the environment got them begin
+        """Return JSON values. Discrete components: ``counts`` [choices], the numbers as the environment got them begin
         at ``start``. Continuous ones: moments and a histogram; ``outside``: beyond the bounds of the space.
         """
         kind = "continuous" if self._continuous else ("discrete" if self._size == 1 else "multi_discrete")
@@ -222,7 +222,7 @@ class ActionCounts:
 
 
 def find_duplicates(store: Store, digests: Mapping[int, Digest], max_decoded: int = MAX_DECODED) -> dict[str, Any]:
-    """Episodes that are there more than once, whatever their uid: the same environment, actions, rewards, end and
+    """Find episodes that are there more than once, whatever their uid: the same environment, actions, rewards, end and
     observations. Policy version, global step and worker may differ.
 
     JSON values: ``copies`` (episodes that repeat an earlier one), ``groups`` (numbers of equal episodes, the first
@@ -275,7 +275,7 @@ def _grouped(items: Iterable[int], key: Callable[[int], Hashable], singles: bool
 
 
 def _same_observations(store: Store, episodes: list[int], budget: _Budget) -> list[list[int]]:
-    """The episodes, grouped by decoded observations. Most part with the first one, so that comes first."""
+    """Group the episodes by decoded observations. Most part with the first one, so that comes first."""
     if len(episodes) == 1:
         return [episodes]
     groups: list[list[int]] = []
@@ -290,7 +290,7 @@ def _same_observations(store: Store, episodes: list[int], budget: _Budget) -> li
 
 
 def _observed(store: Store, i: int, steps: int, row: int, budget: _Budget) -> Hashable:
-    """A digest of the observations of the first ``steps`` steps; of its own for an episode that cannot be read."""
+    """Return a digest of the observations of the first ``steps`` steps; of its own if an episode cannot be read."""
     if not budget.take(steps * row):
         return i
     digests = {column.name: hashlib.blake2b(digest_size=16) for column in store.schema.obs_columns}

@@ -10,7 +10,7 @@ from rollmill.core.fields import Array
 
 
 def histogram(values: Array, bins: int = 40) -> dict[str, Any]:
-    """Counts of the finite ``values`` in at most ``bins`` equal bins: ``edges`` [k + 1], ``counts`` [k].
+    """Count the finite ``values`` in at most ``bins`` equal bins: ``edges`` [k + 1], ``counts`` [k].
 
     Bins of whole numbers hold equally many numbers each, so that no comb appears.
     """
@@ -115,7 +115,7 @@ class GrowingHistogram:
         return float(np.sqrt(self._squares / self.count)) if self.count else np.nan
 
     def metrics(self) -> dict[str, Any]:
-        """JSON values: moments, extremes and the bins that hold something, with those between them."""
+        """Return JSON values: moments, extremes and the bins that hold something, with those between them."""
         used = np.flatnonzero(self._counts)
         first, last = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
         edges = self._low + self._width * np.arange(first, last + 1) if len(used) else np.zeros(0)

@@ -112,7 +112,7 @@ def _checks(metrics: Metrics) -> Html:
 
 
 def _kept_and_played(selection: Metrics | None) -> Html:
-    """Means of kept and of all episodes, over the run and part by part; empty where nobody knows what was played."""
+    """Show means of kept and of all episodes, over the run and part by part; empty if what was played is not known."""
     if selection is None:
         return NOTHING
     sentence = paragraph(f"{selection['sentence'][:1].upper()}{selection['sentence'][1:]}.")
@@ -132,7 +132,7 @@ def _kept_and_played(selection: Metrics | None) -> Html:
 
 
 def part_plot(parts: Sequence[Metrics], name: str) -> Html:
-    """The means of parts over where they lie. Of the last parts only short episodes have ended: they are left out."""
+    """Draw the means of parts over where they lie; of the last parts only short episodes have ended: left out."""
     usual = statistics.median(part["played"] for part in parts)
     while parts[-1]["played"] < usual / 4:
         parts = parts[:-1]

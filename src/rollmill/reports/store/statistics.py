@@ -46,7 +46,7 @@ MIN_SIGMAS = 3.0
 
 
 def describe(store: Store, max_episodes: int = MAX_EPISODES, progress: Progress | None = None) -> Metrics:
-    """All metrics of a store; ``max_episodes`` 0 reads the rows of every episode."""
+    """Return all metrics of a store; ``max_episodes`` 0 reads the rows of every episode."""
     if max_episodes < 0:
         raise ConfigError(f"max_episodes {max_episodes}: 0 (all) or a positive number is expected")
     chosen = spread_evenly(len(store), max_episodes)
@@ -82,7 +82,7 @@ def describe(store: Store, max_episodes: int = MAX_EPISODES, progress: Progress 
 
 
 def selection(store: Store) -> Metrics | None:
-    """Kept episodes beside all that were played (``comparison``); None where nobody knows what was played."""
+    """Compare kept episodes with all that were played (``comparison``); None where nobody knows what was played."""
     played = PlayedEpisodes.load(store.path)
     if played is None or not played.count:
         return None
@@ -93,14 +93,14 @@ def selection(store: Store) -> Metrics | None:
 
 
 def spread_evenly(count: int, limit: int) -> Array:
-    """At most ``limit`` (0: no limit) of the numbers below ``count``, evenly spread, the ends included."""
+    """Return at most ``limit`` (0: no limit) of the numbers below ``count``, evenly spread, the ends included."""
     if limit == 0 or count <= limit:
         return np.arange(count)
     return np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))
 
 
 def spread(values: Array) -> Metrics:
-    """Count, mean, deviation, extremes and quartiles of the finite values; None where there are none."""
+    """Return count, mean, deviation, extremes and quartiles of the finite values; None where there are none."""
     finite = values[np.isfinite(values)].astype(np.float64)
     names = ("min", "p25", "median", "p75", "max")
     metrics: Metrics = {"count": len(finite), "non_finite": len(values) - len(finite), "mean": None, "std": None}
@@ -121,7 +121,8 @@ def _number(value: Any) -> float | None:
 
 
 def arrow_of_time(global_steps: Array, returns: Array) -> Metrics:
-    """Do returns rise with training progress? Of whole episodes: ``global_steps`` at their start, ``returns``.
+    """Judge whether returns rise with training progress; of whole episodes: ``global_steps`` at their start,
+    ``returns``.
 
     ``verdict``: ``rising``, ``falling``, ``flat`` or ``unknown`` (too few episodes, or nothing varies), and ``reason``
     in words. ``bins``: returns over time; ``points``: some single episodes, ``[global step, return]``.
@@ -147,7 +148,7 @@ def arrow_of_time(global_steps: Array, returns: Array) -> Metrics:
 
 
 def rank_correlation(a: Array, b: Array) -> float | None:
-    """Spearman's: the correlation of ranks, equal values sharing their mean rank. None where one does not vary."""
+    """Return Spearman's correlation, that of ranks; equal values share a mean rank. None where one does not vary."""
     if len(a) < 2:
         return None
     x, y = average_ranks(a), average_ranks(b)
@@ -157,7 +158,7 @@ def rank_correlation(a: Array, b: Array) -> float | None:
 
 
 def average_ranks(values: Array) -> Array:
-    """Ranks from 0, equal values share the mean of theirs; float64."""
+    """Return ranks from 0, float64; equal values share the mean of theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     middle: Array = (ends - counts + ends - 1) / 2
@@ -179,7 +180,7 @@ def _verdict(rho: float | None, episodes: int) -> tuple[str, str]:
 
 
 def _time_bins(steps: Array, values: Array) -> list[Metrics]:
-    """Mean and quantiles of returns over consecutive, equally long stretches of time; ``steps`` is sorted.
+    """Return mean and quantiles of returns over consecutive, equally long stretches of time; ``steps`` is sorted.
 
     The more episodes, the more stretches, so that each holds several.
     """
@@ -203,8 +204,8 @@ def _time_bins(steps: Array, values: Array) -> list[Metrics]:
 
 
 def versions(table: EpisodeTable, whole: Array) -> list[Metrics]:
-    """Episodes by the policy version that finished them, per policy id; neighbouring versions share a row if there
-    are more than ``VERSION_ROWS``.
+    """Group episodes by the policy version that finished them, per policy id; neighbouring versions share a row if
+    there are more than ``VERSION_ROWS``.
     """
     ids = np.unique(table["policy_id"])
     rows = max(1, VERSION_ROWS // max(1, len(ids)))
@@ -220,7 +221,7 @@ def versions(table: EpisodeTable, whole: Array) -> list[Metrics]:
 
 
 def _groups(table: EpisodeTable, whole: Array) -> Metrics:
-    """The same metrics side by side for every env, policy and worker: ``total`` groups, ``rows`` of the largest."""
+    """Return the same metrics for every env, policy and worker: ``total`` groups, ``rows`` of the largest."""
     return {
         "env": _compare(table, whole, table["env_id"], str),
         "policy": _compare(table, whole, table["policy"], str),
@@ -257,7 +258,7 @@ def _group(table: EpisodeTable, inside: Array, whole: Array) -> Metrics:
 
 
 def _apart(these: Array, others: Array) -> float | None:
-    """By how many standard errors the mean return differs from that of all others; None with too few to tell."""
+    """Return by how many standard errors the mean return differs from the others'; None with too few to tell."""
     these, others = these[np.isfinite(these)], others[np.isfinite(others)]
     if len(these) < 5 or len(others) < 5:
         return None

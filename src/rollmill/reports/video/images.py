@@ -21,7 +21,7 @@ WHITE: Colour = (255, 255, 255)
 
 
 def enlarge(image: Array, scale: int = 0, fit: bool = False) -> Array:
-    """Each pixel as a square of ``scale``; 0: until the image has ``MIN_WIDTH`` x ``MIN_HEIGHT``.
+    """Draw each pixel as a square of ``scale``; 0: until the image has ``MIN_WIDTH`` x ``MIN_HEIGHT``.
 
     With ``fit``, images that are still too narrow for a panel get dark margins.
     """
@@ -35,7 +35,7 @@ def enlarge(image: Array, scale: int = 0, fit: bool = False) -> Array:
 
 
 def shrink(image: Array, side: int) -> Array:
-    """The image with both sides at most ``side``: means of squares of pixels."""
+    """Shrink an image until both sides are at most ``side``: means of squares of pixels."""
     factor = -(-max(image.shape[:2]) // side)
     if factor == 1:
         return image

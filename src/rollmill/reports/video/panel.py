@@ -31,7 +31,7 @@ MAX_BARS = 16
 
 
 def captioned(image: Array, left: str, right: str, ink: Colour = INK) -> Array:
-    """The image with a line below it, as large as it fits; ``ink``: colour of the text on the left."""
+    """Return the image with a line below it, as large as it fits; ``ink``: colour of the text on the left."""
     width = image.shape[1]
     scale = max(1, min(3, (width - 16) // max(1, text_width(f"{left}   {right}"))))
     strip = np.empty(((HEIGHT + 6) * scale, width, 3), np.uint8)
@@ -60,7 +60,7 @@ class Panel:
         self._ground = self._draw_ground()
 
     def draw(self, row: int) -> Array:
-        """The panel ``[height, width, 3]`` for image ``row``; row ``length`` is the final observation."""
+        """Draw the panel ``[height, width, 3]`` for image ``row``; row ``length`` is the final observation."""
         panel = self._ground.copy()
         last = row >= self._end.length
         step, total = self._end.first_step + row, self._end.first_step + self._end.length
@@ -77,7 +77,7 @@ class Panel:
         return panel
 
     def _pair(self, panel: Array, line: int, left: str, ink: Colour, right: str, right_ink: Colour) -> None:
-        """A text at each side; the left one loses words where the right one begins."""
+        """Write a text at each side; the left one loses words where the right one begins."""
         y = self._pad + line * self._line
         start = self.width - self._pad - text_width(right, self._scale)
         room = start - 2 * self._pad if right else self.width - 2 * self._pad
@@ -101,7 +101,7 @@ class Panel:
             self._boxes(panel, y, height, action, self._spec.nvec)
 
     def _boxes(self, panel: Array, y: int, height: int, action: Array, nvec: Sequence[int]) -> None:
-        """A box per choice, the one taken filled; components stand apart."""
+        """Draw a box per choice, the one taken filled; components stand apart."""
         gap = max(1, self._scale)
         free = self.width - 2 * self._pad - 3 * gap * (len(nvec) - 1)
         width = min(3 * height, free // max(1, sum(nvec)) - gap)
@@ -115,7 +115,7 @@ class Panel:
             x += 3 * gap
 
     def _bars(self, panel: Array, y: int, height: int, action: Array) -> None:
-        """A field per component with a bar from the middle of its range to the value."""
+        """Draw a field per component with a bar from 0 to the value; a NaN, which has no place, fills it in red."""
         shown = action[:MAX_BARS].astype(np.float64)
         gap = 2 * self._scale
         width = (self.width - 2 * self._pad - gap * (len(shown) - 1)) // max(1, len(shown))
@@ -125,7 +125,11 @@ class Panel:
         for k, value in enumerate(shown):
             low, high = _bounds(self._spec, k, len(action))
             x = self._pad + k * (width + gap)
-            panel[y : y + height, x : x + width] = DIM
+            field = panel[y : y + height, x : x + width]
+            if np.isnan(value):
+                field[:] = BAD
+                continue
+            field[:] = DIM
             zero, place = (x + int((np.clip(v, low, high) - low) / (high - low) * (width - 1)) for v in (0.0, value))
             panel[y : y + height, min(zero, place) : max(zero, place) + 1] = ACCENT
             panel[y : y + height, zero] = MUTED
@@ -133,7 +137,7 @@ class Panel:
     # ---------------------------------------------------------------------------------------- the return so far
 
     def _draw_ground(self) -> Array:
-        """What is the same on every image: the curve of the return over the whole episode."""
+        """Draw what is the same on every image: the curve of the return over the whole episode."""
         ground = np.empty((self.height, self.width, 3), np.uint8)
         ground[:] = BACK
         top = self.height - CURVE - self._pad // 2
@@ -159,7 +163,7 @@ class Panel:
 
 
 def _bounds(spec: ActionSpec, k: int, size: int) -> tuple[float, float]:
-    """The range that a component is drawn in: that of the space, -1 .. 1 where it has no bounds."""
+    """Return the range that a component is drawn in: that of the space, -1 .. 1 where it has no bounds."""
     if len(spec.low) == size and len(spec.high) == size:
         low, high = float(spec.low[k]), float(spec.high[k])
         if np.isfinite(low) and np.isfinite(high) and low < high:
@@ -168,7 +172,7 @@ def _bounds(spec: ActionSpec, k: int, size: int) -> tuple[float, float]:
 
 
 def _fitting(text: str, room: int, scale: int) -> str:
-    """As many words of the text as there is room for; half a number would be a wrong one."""
+    """Return as many words of the text as there is room for; half a number would be a wrong one."""
     words = text.split(" ")
     while len(words) > 1 and text_width(text, scale) > room:
         words.pop()
@@ -255,7 +259,7 @@ def _letters() -> dict[str, Array]:
 
 
 def text_mask(text: str, scale: int = 1) -> Array:
-    """The text as pixels ``[7 * scale, n]`` bool; what there is no letter for is a box."""
+    """Return the text as pixels ``[7 * scale, n]`` bool; what there is no letter for is a box."""
     letters = _letters()
     mask = np.zeros((HEIGHT, max(0, len(text) * ADVANCE - 1)), np.bool_)
     for k, letter in enumerate(text.upper()[: len(text)]):

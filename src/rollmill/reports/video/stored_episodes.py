@@ -49,7 +49,7 @@ class VideoOptions:
 
 
 def choose_episodes(store: Store, words: Sequence[str], among: Array | None = None, seed: int = 0) -> list[int]:
-    """Episode numbers from words: ``7``, ``-1`` (the last), ``3..9``, ``best``, ``worst:5``, ``random:3``.
+    """Choose episode numbers by words: ``7``, ``-1`` (the last), ``3..9``, ``best``, ``worst:5``, ``random:3``.
 
     ``among``: the episodes that ranks and chance choose from (default: all). Each episode once, in the order asked for.
     """

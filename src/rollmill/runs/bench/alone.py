@@ -17,7 +17,7 @@ from rollmill.distributed.membership import INCARNATIONS_EACH
 from rollmill.distributed.settings import LOCAL
 from rollmill.distributed.weight_buffer import WeightBuffer
 from rollmill.runs.settings.train import TrainConfig
-from rollmill.runs.train.cluster import node_plan
+from rollmill.runs.train.cluster.cluster import node_plan
 
 if TYPE_CHECKING:
     from rollmill.runs.train.build import Parts
@@ -27,7 +27,7 @@ STANDSTILL = 1e-12
 
 
 def sample_batch(parts: Parts) -> list[int]:
-    """The slots of one batch of real segments. Workers are gone afterwards; the policy can still be asked."""
+    """Return the slots of one batch of real segments. Workers are gone afterwards; the policy can still be asked."""
     sampler = parts.sampler
     try:
         sampler.start()
@@ -59,11 +59,11 @@ class NetworkAlone:
         self._lanes = groups.size * sampler.arena.layout.lanes
 
     def train_seconds(self, seconds: float) -> float:
-        """Seconds of training per step, found in so many seconds."""
+        """Return the seconds of training per step, found in so many seconds."""
         return _repeat(self._learn, seconds) / self._rows
 
     def forward_seconds(self, seconds: float) -> float:
-        """Seconds of the forward pass per step, for as many lanes as share one in training."""
+        """Return the seconds of the forward pass per step, for as many lanes as share one in training."""
         return _repeat(self._decide, seconds) / self._lanes
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class NetworkAlone:
 
 
 def _repeat(action: Callable[[], object], seconds: float) -> float:
-    """Median seconds of one call, over as many calls as fit."""
+    """Return the median seconds of one call, over as many calls as fit."""
     action()
     times: list[float] = []
     end = time.perf_counter() + seconds

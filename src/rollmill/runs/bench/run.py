@@ -92,7 +92,7 @@ def bench(
 
 
 def load_of_others(seconds: float = 1.0) -> float:
-    """Cores kept busy by other processes just now (Linux; 0 elsewhere)."""
+    """Return how many cores other processes keep busy just now (Linux; 0 elsewhere)."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
@@ -112,7 +112,7 @@ def load_of_others(seconds: float = 1.0) -> float:
 
 
 def bench_sim(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float) -> Measurement:
-    """As many bare simulators as cores that can be kept busy, each pinned to one, all at the same time."""
+    """Run as many bare simulators as cores can be kept busy, each pinned to one, all at the same time."""
     with contextlib.closing(Simulators(config, environment)) as simulators:
         frames = simulators.frames_per_s(seconds)
     return Measurement("sim", frames, frames / spec.frames_per_step)
@@ -166,7 +166,7 @@ class _Simulator:
         self._process.stdin.flush()
 
     def line(self) -> str:
-        """What it says next; RollmillError when it has ended instead."""
+        """Return what it says next. Raises RollmillError if it has ended instead."""
         assert self._process.stdout is not None
         line: str = self._process.stdout.readline()
         if not line:
@@ -190,7 +190,7 @@ class _Simulator:
 def bench_sampling(
     config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float, network: bool
 ) -> Measurement:
-    """Workers and slots without a learner: finished segments are thrown away.
+    """Measure workers and slots without a learner: finished segments are thrown away.
 
     Without ``network``, workers act at random by themselves: what sampling costs beyond the simulators.
     """
@@ -239,7 +239,7 @@ def _sampler(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str],
 
 
 def _run_rounds(sampler: Sampler, seconds: float) -> float:
-    """Rounds for so many seconds; returns the seconds it took."""
+    """Run rounds for so many seconds; returns the seconds it took."""
     begun = time.perf_counter()
     while (now := time.perf_counter()) < begun + seconds:
         sampler.round()
@@ -253,7 +253,10 @@ def _run_rounds(sampler: Sampler, seconds: float) -> float:
 
 
 def bench_learn(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float) -> Measurement:
-    """The learner as a training drives it (copy a batch, learn, publish) on canned segments, with nothing beside it."""
+    """Measure the learner on canned segments, as a training drives it (copy a batch, learn, publish).
+
+    There is nothing beside it.
+    """
     with contextlib.closing(LearnerAlone(config, spec, environment)) as learner:
         found = learner.run(seconds)
     steps = found.steps / found.seconds
@@ -268,7 +271,7 @@ def bench_learn(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, st
 def bench_cluster(
     config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float, nodes: int
 ) -> Measurement:
-    """One gateway with nodes that are never late: what of them it brings into the learner's slots."""
+    """Measure one gateway with nodes that are never late: what of them it brings into the learner's slots."""
     with contextlib.closing(GatewayAlone(config, spec, environment, nodes)) as gateway:
         found = gateway.run(seconds)
     took = found.seconds
@@ -311,7 +314,7 @@ class _Stopwatch(Observer):
 
 
 def _phases(run: Any) -> dict[str, float]:
-    """Seconds by phase, and rounds of inference, since the start."""
+    """Return seconds by phase, and rounds of inference, since the start."""
     return {**run.phase_seconds(), "main rounds": float(run.parts.sampler.rounds)}
 
 
@@ -323,7 +326,7 @@ def bench_train(
     warm_up: float | None = None,
     limit: float | None = None,
 ) -> Measurement:
-    """A real training, with everything but the console, in a folder that is thrown away.
+    """Measure a real training, with everything but the console, in a folder that is thrown away.
 
     ``warm_up``: seconds that are not measured; ``limit``: seconds of training after which to give up (RollmillError).
     """
@@ -349,7 +352,7 @@ def bench_bound(
     results: dict[str, Measurement],
     seconds: float,
 ) -> Measurement:
-    """Cores / (env + forward + training) seconds per step, each measured alone on one thread."""
+    """Compute cores / (env + forward + training) seconds per step, each measured alone on one thread."""
     sim = results.get("sim") or bench_sim(config, spec, environment, seconds)
     cores = default_workers()
     t_env = cores / sim.steps_per_s

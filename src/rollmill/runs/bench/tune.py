@@ -142,7 +142,7 @@ class Search:
         self._out_of_time = False
 
     def run(self) -> TuneResult:
-        """The whole search. What the start itself fails with is raised: there is nothing to compare with."""
+        """Do the whole search. What the start itself fails with is raised: there is nothing to compare with."""
         self._try(self._start, failing=True)
         again: tuple[float, float] | None = None
         interrupted = False
@@ -158,7 +158,7 @@ class Search:
         return TuneResult(self._start, self._best, start, best, self._trials, interrupted, self._out_of_time)
 
     def _improve_once(self) -> bool:
-        """Turn every knob once; whether that found something faster."""
+        """Turn every knob once; returns whether that found something faster."""
         before = self._best
         for knob in self._knobs:
             for direction in knob.directions(self._best):
@@ -167,7 +167,7 @@ class Search:
         return self._best is not before
 
     def _climb(self, knob: Knob, values: Iterable[Any]) -> bool:
-        """Follow one direction until it does not pay any more; whether it ever did."""
+        """Follow one direction until it does not pay any more; returns whether it ever did."""
         found = False
         for value in values:
             candidate = with_value(self._best, knob.key, value)
@@ -182,14 +182,14 @@ class Search:
         return found
 
     def _measure_again(self) -> tuple[float, float] | None:
-        """New metrics of start and best, next to each other: the largest of several noisy ones is too large."""
+        """Measure start and best once more, next to each other: the largest of several noisy numbers is too large."""
         if self._best is self._start:
             return None
         start, best = self._try(self._start), self._try(self._best)
         return (start, best) if start else None
 
     def _try(self, config: TrainConfig, failing: bool = False) -> float:
-        """Measure a config; 0 when it fails, which is told as well."""
+        """Measure a config; returns 0 when it fails, which is told as well."""
         begun = self._clock()
         changes = changes_between(self._start, config)
         speed = 0.0
@@ -212,7 +212,7 @@ class Search:
         return repr(changes_between(self._start, config))
 
     def _has_time(self) -> bool:
-        """For one more trial, and for the two that compare what was found with the start."""
+        """Return whether there is time for one more trial, and for the two that compare its result with the start."""
         trials = 1 if self._best is self._start else 3
         return self._clock() + trials * self._last <= self._deadline
 
@@ -220,7 +220,7 @@ class Search:
         return self._measured[self._key(config)]
 
     def _is_allowed(self, config: TrainConfig) -> bool:
-        """Whether batches come out even, and experience is no older than at the start or with automatic numbers."""
+        """Return whether batches come out even, and rows stay as fresh as at the start or with automatic sizes."""
         try:
             segments_per_batch(config, self._spec)
         except ConfigError:
@@ -236,7 +236,7 @@ def changes_between(start: TrainConfig, config: TrainConfig) -> dict[str, Any]:
 
 
 def with_value(config: TrainConfig, key: str, value: Any) -> TrainConfig | None:
-    """The config with one key changed; None when its block refuses that."""
+    """Return the config with one key changed; None when its block refuses that."""
     block, _, name = key.partition(".")
     try:
         changed = replace(getattr(config, block), **{name: value})
@@ -257,7 +257,7 @@ class Knob:
 
 
 def all_knobs(machine: Machine, bfloat16: bool, tune_batch: bool) -> list[Knob]:
-    """What there is to search on this machine, the most promising first."""
+    """Return what there is to search on this machine, the most promising first."""
     precision = [Knob("learning.precision", _other_precision)] if bfloat16 else []
     learner = [
         Knob("learning.threads", lambda config: _threads(config, machine.cores)),
@@ -292,7 +292,7 @@ def _threads(config: TrainConfig, cores: int) -> list[list[Any]]:
 
 
 def _micro_batches(config: TrainConfig) -> list[list[Any]]:
-    """Smaller and smaller ones; larger ones up to the whole minibatch, which is written 0."""
+    """Return smaller and smaller micro-batches, and larger ones up to the whole minibatch, which is written 0."""
     rows = config.learning.batch_size // config.learning.ranks // config.learning.minibatches
     now = config.learning.micro_batch or rows
     smaller = list(_times(now, 0.5, min(MIN_MICRO_BATCH, rows), rows))
@@ -300,7 +300,7 @@ def _micro_batches(config: TrainConfig) -> list[list[Any]]:
 
 
 def _workers(config: TrainConfig, cores: int) -> list[list[Any]]:
-    """A few more, up to twice the cores, and a few fewer."""
+    """Return a few more workers, up to twice the cores, and a few fewer."""
     now, ranks = config.sampling.workers, config.learning.ranks
     step = max(1, cores // 8 // ranks) * ranks  # every rank has the same number
     return [list(range(now + step, 2 * cores + 1, step)), list(range(now - step, 0, -step))]

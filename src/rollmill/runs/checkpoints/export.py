@@ -98,7 +98,7 @@ def export_policy(
 
 
 def _portable(target: Path, policy: int | None, how: LoadOptions) -> tuple[Portable, dict[str, Any], Path]:
-    """The network that a path means, its card, and the file it is in."""
+    """Return the network that a path means, its card, and the file it is in."""
     import torch
 
     from rollmill.models.portable import card
@@ -118,7 +118,7 @@ def _portable(target: Path, policy: int | None, how: LoadOptions) -> tuple[Porta
 
 
 def _first(state: Any) -> int:
-    """The policy that is meant where none is named; whether it is there is seen when it is taken."""
+    """Return the policy that is meant where none is named; whether it is there is seen when it is taken."""
     population = state.get("population") if isinstance(state, Mapping) else None
     return int(population["best"]) if isinstance(population, Mapping) else 0
 
@@ -177,7 +177,7 @@ def _controller(file: Path, how: LoadOptions) -> Parts:
 
 
 def _json(value: Any) -> Any:
-    """Bounds that are not there, and returns that are not known, as null."""
+    """Return a value for JSON: bounds that are not there, and returns that are not known, become null."""
     if isinstance(value, dict):
         return {key: _json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -237,7 +237,7 @@ _WRITERS: dict[Format, Callable[[Portable, str], bytes]] = {
 
 
 def _program(policy: Portable) -> Any:
-    """The network as torch.export sees it; the first axis of all inputs is free."""
+    """Trace the network with torch.export; the first axis of all inputs is free."""
     import torch
 
     inputs = policy.example()
@@ -257,7 +257,7 @@ def _needs(package: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's exporters say about their own insides."""
+    """Silence what torch's exporters say about their own insides, within this context."""
     levels = {log: log.level for log in map(logging.getLogger, ("torch.onnx", "onnx_ir"))}
     for log in levels:
         log.setLevel(logging.ERROR)

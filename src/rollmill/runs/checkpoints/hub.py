@@ -121,7 +121,7 @@ def _push_store(hub: Any, target: Path, repo: str, options: PushOptions) -> Move
 def _gather_policy(
     target: str, folder: Path, repo: str, options: PushOptions, overrides: tuple[str, ...], progress: Progress | None
 ) -> None:
-    """Everything about a policy as files of one folder."""
+    """Write everything about a policy as files into one folder."""
     checkpoint = find_checkpoints(Path(target), options.best)[0]
     policy = folder / POLICY
     loaded = load_checkpoint(checkpoint)
@@ -251,7 +251,7 @@ def _first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _hub_errors(repo: str) -> Iterator[None]:
-    """What the library raises, as one line that says what to do."""
+    """Turn what the library raises into one line that says what to do."""
     import httpx2
     from huggingface_hub import errors
 
@@ -276,7 +276,7 @@ def _hub_errors(repo: str) -> Iterator[None]:
 def policy_card(
     repo: str, frames: int, result: EvalResult | None, settings: Mapping[str, Any], licence: str, video: bool
 ) -> str:
-    """The card of a policy; its score stands in the head, too, where the Hub reads it."""
+    """Return the card of a policy; its score stands in the head, too, where the Hub reads it."""
     name = repo.rpartition("/")[2]
     env = result.env if result is not None else str(settings.get("env.id", ""))
     head: dict[str, Any] = {
@@ -332,7 +332,7 @@ def _score(result: EvalResult, env: str) -> dict[str, Any]:
 
 
 def store_card(info: StoreInfo, repo: str, licence: str) -> str:
-    """The card of a store."""
+    """Return the card of a store."""
     name = repo.rpartition("/")[2]
     head: dict[str, Any] = {"tags": ["reinforcement-learning", "rollmill", info.env_id]}
     head |= {"license": licence} if licence else {}

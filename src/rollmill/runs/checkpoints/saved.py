@@ -47,7 +47,7 @@ class Saved:
 
 
 def list_saved(path: Path) -> list[Saved]:
-    """Everything in a run's folder, oldest first: checkpoints, then the pool."""
+    """List everything in a run's folder, oldest first: checkpoints, then the pool."""
     folder = RunFolder(path)
     checkpoints, pool = Checkpoints(folder.checkpoints), ModelPool(folder.pool)
     newest, best = checkpoints.newest(), checkpoints.best()
@@ -86,7 +86,10 @@ def _best_metric(state: Mapping[str, Any]) -> str:
 
 
 def surplus(path: Path, keep_last: int, keep_best: int, milestones: bool) -> tuple[Checkpoint, ...]:
-    """The checkpoints of a run that these rules do not keep. The newest stays, so a run that goes on does not mind."""
+    """Return the checkpoints of a run that these rules do not keep.
+
+    The newest one always stays, so a run that goes on is not disturbed.
+    """
     if keep_last < 1:
         raise ConfigError("at least the newest checkpoint must stay: without it the run cannot be resumed")
     if keep_best < 0:
@@ -125,7 +128,7 @@ def export_checkpoint(
 
 
 def _halved(tree: Any, name: str = "") -> Any:
-    """The same with weights in float16, where they fit. Biases and moments are few, and moments may be large."""
+    """Return the same with weights in float16, where they fit. Biases and moments are few, and moments may be large."""
     if isinstance(tree, Mapping):
         return {key: _halved(part, key) for key, part in tree.items()}
     if isinstance(tree, list):

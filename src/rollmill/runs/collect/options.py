@@ -50,7 +50,7 @@ class CollectOptions:
     """Run the code that a checkpoint names; else your own words have to name it (env=my_env.py:MyEnv)."""
 
     def check(self, overrides: Sequence[str] = (), loaded: bool = False) -> None:
-        """ConfigError for what is wrong or contradicts itself; ``loaded``: the policy is there already."""
+        """Raise ConfigError for what is wrong or contradicts itself; ``loaded``: the policy is there already."""
         self._check_amounts()
         if not loaded:
             self._check_policy_flags()
@@ -98,7 +98,7 @@ class CollectOptions:
 
     @property
     def part(self) -> tuple[int, int]:
-        """(shard, shards)."""
+        """The part that is collected here, as (shard, shards)."""
         if not self.shard:
             return 0, 1
         match = re.fullmatch(r"(\d+)/(\d+)", self.shard)

@@ -167,7 +167,7 @@ def collect(
 
 
 def _load(options: CollectOptions, files: tuple[Path, ...], overrides: tuple[str, ...]) -> LoadedPolicy:
-    """The policy, its environment and its sampling; settings of the training's machine are left behind."""
+    """Load the policy, its environment and its sampling; settings of the training's machine are left behind."""
     how = LoadOptions(
         files=files,
         overrides=overrides,
@@ -187,7 +187,7 @@ def _load(options: CollectOptions, files: tuple[Path, ...], overrides: tuple[str
 def _as_told(
     policy: LoadedPolicy, options: CollectOptions, files: tuple[Path, ...], overrides: tuple[str, ...]
 ) -> LoadedPolicy:
-    """A loaded policy with the environment and the sampling that are wanted here."""
+    """Return a loaded policy with the environment and the sampling that are wanted here."""
     if options.target is not None and not policy.asked:
         raise ConfigError(f"target: {policy.name} cannot be asked for a return")
     config = load_config(TrainConfig, files, overrides, base={"env": to_dict(policy.env)} if policy.env else {})
@@ -205,7 +205,7 @@ def _as_told(
 
 
 def _check_policy(policy: LoadedPolicy) -> None:
-    """ConfigError for what cannot be collected."""
+    """Raise ConfigError for a policy or environment that cannot be collected from."""
     if policy.sampling.decorrelate_steps:
         raise ConfigError("sampling.decorrelate_steps: collected episodes are whole; leave it at 0")
     if policy.env is not None and tasks_of(policy.env) and not policy.env.task:
@@ -220,14 +220,14 @@ def _check_policy(policy: LoadedPolicy) -> None:
 
 
 def store_name(policy: LoadedPolicy, deterministic: bool = False) -> str:
-    """What a store calls the policy."""
+    """Return what a store calls the policy."""
     asked = f", asked for {max(policy.targets):g}" if policy.targets else ""
     variant = f", {policy.variant}" if policy.variant else ""
     return f"{policy.name}{variant}{asked}{' (deterministic)' if deterministic else ''}"
 
 
 def _learn_spec(policy: LoadedPolicy, environment: Mapping[str, str]) -> EnvSpec:
-    """The spec of the env; ConfigError where a trained policy does not fit it."""
+    """Return the spec of the env. Raises ConfigError if a trained policy does not fit it."""
     if policy.spec is not None and not policy.probe:
         return policy.spec
     env = policy.require_env()
@@ -257,11 +257,11 @@ class _Job:
 
     @property
     def budget(self) -> float:
-        """Bytes."""
+        """The disk budget in bytes."""
         return self.options.budget_gb * GB if self.options.budget_gb is not None else float("inf")
 
     def build(self) -> Policy:
-        """What acts for the lanes of the plan."""
+        """Build what acts for the lanes of the plan."""
         schedule, spec = self.plan.schedule, self.plan.spec
         assert schedule is not None, "collections are numbered"
         target = max(self.policy.require_targets(), default=0.0)
@@ -274,7 +274,7 @@ class _Job:
         return {"version": self.policy.version, "global_step": self.policy.frames}
 
     def describe(self, lane: int, episode: int) -> EpisodeInfo:
-        """What is known of an episode before it is played."""
+        """Return what is known of an episode before it is played."""
         env, agent = divmod(lane, self.series.agents)
         schedule = self.plan.schedule
         assert schedule is not None, "collections are numbered"
@@ -358,7 +358,10 @@ def _settle(path: Path) -> None:
 
 
 def _amount(options: CollectOptions, series: EpisodeSeries, done: int, there: int) -> tuple[int | None, int | None]:
-    """(episodes, steps) to add, one of them None. ``done``: of this series and shard; ``there``: in the whole store."""
+    """Return (episodes, steps) to add, one of them None.
+
+    ``done``: how many of this series and shard there are; ``there``: how many in the whole store.
+    """
     if options.steps is not None:
         return None, max(1, series.share(options.steps))
     if options.episodes is not None:
@@ -370,7 +373,7 @@ def _amount(options: CollectOptions, series: EpisodeSeries, done: int, there: in
 
 
 def _size(settings: SamplingSettings, spec: EnvSpec, need: int | None) -> SamplingSettings:
-    """Automatic numbers: one worker per core, and not many more lanes than there is work for."""
+    """Choose the automatic numbers: one worker per core, and not many more lanes than there is work for."""
     serial = settings.mode == "serial"
     most = need if need is not None else 1 << 30
     workers = settings.workers or (1 if serial else max(1, min(default_workers(), most)))
@@ -413,7 +416,7 @@ class _Collection:
     # -- the loop ------------------------------------------------------------------------------
 
     def loop(self) -> None:
-        """Rounds until everything is there, or something ends it earlier."""
+        """Run rounds until everything is there, or something ends it earlier."""
         self._sampler.start()
         while not (reason := self._why_stop()):
             self._sampler.round()
@@ -508,7 +511,7 @@ class _Collection:
                 self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _leave_open(self) -> None:
-        """Whole episodes only, unless steps are counted."""
+        """Leave out unfinished episodes; an interrupted collection by steps ends them as they are."""
         if self._job.step_limit is not None and self._interrupt.signal is not None:
             self._extractor.end_open()
         else:

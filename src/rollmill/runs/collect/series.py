@@ -42,16 +42,16 @@ class EpisodeSeries:
         return Seeds(self.seed).branch("collect")
 
     def uid(self, number: int, agent: int = 0) -> int:
-        """The episode's name in the store: the same whenever and wherever it is played."""
+        """Return the episode's name in the store: the same whenever and wherever it is played."""
         text = f"{self.seed}|{self.policy}|{self.max_steps}|{number}|{agent}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
     def share(self, total: int) -> int:
-        """How many of the numbers below ``total`` are this shard's."""
+        """Return how many of the numbers below ``total`` are this shard's."""
         return len(range(self.shard, total, self.shards))
 
     def missing(self, present: frozenset[int]) -> tuple[tuple[int, ...], int]:
-        """(gaps, start): this shard's numbers that are not in the store, as a schedule wants them."""
+        """Return (gaps, start), this shard's numbers that are not in the store, as a schedule wants them."""
         gaps: list[int] = []
         end = number = self.shard
         while number < end + GAP_LIMIT * self.shards:
@@ -74,7 +74,7 @@ class StoreContents:
 
     @property
     def uids(self) -> Array:
-        """[whole episodes] uint64."""
+        """``[whole episodes]`` uint64: the uids of whole episodes."""
         if self._store is None:
             return np.zeros(0, np.uint64)
         table = self._store.table
@@ -83,7 +83,7 @@ class StoreContents:
 
     @property
     def all_uids(self) -> Array:
-        """Partial ones included."""
+        """The same with those of partial episodes, ``[episodes]``."""
         return np.zeros(0, np.uint64) if self._store is None else self._store.table.uid
 
     @property
@@ -91,7 +91,7 @@ class StoreContents:
         return sum(ref.bytes for ref in list_shards(self._path)) if self._store is not None else 0
 
     def look(self, writer: str, now: bool = False) -> bool:
-        """Whether others than ``writer`` have added something; looks every few seconds, or ``now``."""
+        """Return whether others than ``writer`` have added something; looks every few seconds, or ``now``."""
         if not now and self._clock() < self._due:
             return False
         self._due = self._clock() + LOOK_SECONDS
@@ -115,7 +115,7 @@ class StoreContents:
 
 
 def refuse_twins(own: set[int], present: Array, path: Path) -> None:
-    """StoreError when somebody else has added one of our episodes: two instances do the same work."""
+    """Raise StoreError when somebody else has added one of our episodes: two instances do the same work."""
     names, counts = np.unique(present, return_counts=True)
     twins = own.intersection(names[counts > 1].tolist())
     if twins:

@@ -127,7 +127,7 @@ class EvalOptions:
         return most if self.wanted is None else min(most, self.wanted)
 
     def check(self) -> None:
-        """ConfigError for what is wrong in itself or contradicts something else."""
+        """Raise ConfigError for what is wrong in itself or contradicts something else."""
         for is_wrong, reason in (*WRONG, *CONTRADICTIONS):
             if is_wrong(self):
                 raise ConfigError(reason(self) if callable(reason) else reason)
@@ -231,21 +231,21 @@ def _same(one: Path, two: Path) -> bool:
 
 
 def check_targets(options: EvalOptions, words: Sequence[str | Path]) -> None:
-    """ConfigError where flags that choose among checkpoints are given for a single file."""
+    """Raise ConfigError where flags that choose among checkpoints are given for a single file."""
     for flag, given in (("--best", options.best), ("--all-checkpoints", options.all_checkpoints)):
         if given:
             check_chosen(flag, words)
 
 
 def check_chosen(flag: str, words: Sequence[str | Path]) -> None:
-    """ConfigError where ``flag``, which chooses among checkpoints, is given for a single file."""
+    """Raise ConfigError where ``flag``, which chooses among checkpoints, is given for a single file."""
     files = [word for word in words if Path(word).is_file()]
     if files:
         raise ConfigError(f"{flag} chooses among a run's checkpoints; {files[0]} is a single one")
 
 
 def check_outputs(options: EvalOptions) -> None:
-    """RunFolderError, now rather than after the last episode, when a file or folder cannot be written."""
+    """Raise RunFolderError, now rather than after the last episode, when a file or folder cannot be written."""
     for flag, path in (("--out", options.out), ("--csv", options.csv), ("--report", options.report)):
         if path is not None:
             check_file(flag, path)
@@ -254,7 +254,7 @@ def check_outputs(options: EvalOptions) -> None:
 
 
 def check_file(flag: str, path: Path) -> None:
-    """RunFolderError unless this file can be written."""
+    """Raise RunFolderError unless this file can be written."""
     _check_folder(flag, path.parent)
     try:
         if path.is_dir():

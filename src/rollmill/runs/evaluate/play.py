@@ -56,7 +56,7 @@ class Pace:
         self._begun, self._done = 0.0, 0
 
     def left(self, metrics: Metrics) -> float | None:
-        """Seconds; None before anything is done."""
+        """Return how many seconds are left; None before anything is done."""
         if metrics.policy != self._policy:
             self._policy, self._begun, self._done = metrics.policy, self._clock(), metrics.done
         done = metrics.done - self._done
@@ -87,7 +87,7 @@ class EvalPlan:
         return self.schedule.number(lane // self.sampler.spec.agents, episode)
 
     def quota(self) -> EpisodeQuota:
-        """Every lane plays its share of the episodes; where one fails, its next takes the place."""
+        """Return a quota that gives every lane its share of the episodes; where one fails, the lane plays another."""
         need = None if self.episodes is None else self.episodes * self.sampler.spec.agents
         return EpisodeQuota(self.lanes, need, own_place=True)
 
@@ -148,7 +148,7 @@ class EpisodeCounter:
         self._prefix = self._prefix_steps = 0  # by steps: episodes 0 .. prefix - 1 are settled
 
     def add(self, ended: EpisodeEnd) -> EpisodeRow | None:
-        """The row of an episode, or None where it does not count."""
+        """Count an episode; returns its row, or None where it does not count."""
         lane, quota = ended.lane, self._quota
         if lane >= self._plan.lanes:
             return None
@@ -174,8 +174,10 @@ class EpisodeCounter:
         return row
 
     def add_stats(self, stats: Mapping[tuple[int, int], Stats]) -> None:
-        """The environments' own metrics of ended episodes, by (lane, episode); a number alone comes with the first
-        agent."""
+        """Add the environments' own metrics of ended episodes, by (lane, episode).
+
+        A metric that is one number for all agents comes with the first agent.
+        """
         for (lane, episode), own in stats.items():
             if lane < self._plan.lanes:
                 self._stats[self._plan.number(lane, episode), lane % self._agents] = own
@@ -202,7 +204,10 @@ class EpisodeCounter:
         return [self._score(k, len(self._plan.targets)) for k in range(len(self._plan.targets))]
 
     def _score(self, k: int, targets: int) -> Score:
-        """What counts: all that was wanted; by steps, the episodes before the one that reached the limit, and it."""
+        """Return the score of what counts for target ``k``: all that was wanted.
+
+        By steps, these are the episodes before the one that reached the limit, and it.
+        """
         keys = [key for key in sorted(self._rows) if key[0] % targets == k]
         if self._plan.episodes is None:
             keys = [key for key in keys if key[0] < self._prefix and len(self._game(key[0])) == self._agents]

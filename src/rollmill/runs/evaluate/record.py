@@ -41,7 +41,7 @@ class EvalRecording(contextlib.AbstractContextManager["EvalRecording"]):
     def extractor(
         self, plan: SamplerPlan, quota: EpisodeQuota, policy: str, constants: Mapping[str, int]
     ) -> EpisodeExtractor:
-        """What takes the episodes of ``policy`` from a sampler's segments."""
+        """Return what takes the episodes of ``policy`` from a sampler's segments."""
 
         def describe(lane: int, episode: int) -> EpisodeInfo:
             env = lane // plan.spec.agents

@@ -33,7 +33,7 @@ LARGE: Mapping[tuple[int, int], tuple[int, int]] = {(4, 3): (640, 480), (16, 9):
 
 
 def with_images(settings: EnvSettings, large: bool = True) -> EnvSettings:
-    """The same environment, told to render RGB images; ``large``: at a size for people where that can be chosen.
+    """Tell the same environment to render RGB images; ``large``: at a size for people where that can be chosen.
 
     Only for replaying and showing: the size may change what the agent itself sees.
     """
@@ -52,7 +52,7 @@ def with_images(settings: EnvSettings, large: bool = True) -> EnvSettings:
 
 
 def takes(settings: EnvSettings, name: str) -> bool:
-    """Whether the environment's constructor has an argument of this very name."""
+    """Return whether the environment's constructor has an argument of this very name."""
     return _accepts(settings, name) and not _accepts(settings, "no argument has this name")
 
 
@@ -69,7 +69,7 @@ def with_args(settings: EnvSettings, **args: Any) -> EnvSettings:
 
 
 def _larger(args: Mapping[str, Any]) -> tuple[int, int]:
-    """The large size of the same shape; what is larger already, or of another shape, stays."""
+    """Return the large size of the same shape; what is larger already, or of another shape, stays."""
     width, height = int(args.get("render_width", 0)), int(args.get("render_height", 0))
     if not width or not height:
         return WIDE if args.get("wide_aspect_ratio") else LARGE[4, 3]
@@ -91,7 +91,7 @@ def has_display() -> bool:
 
 
 def make_shown(settings: EnvSettings) -> Env:
-    """An environment for ``image``; ``settings`` come from ``with_images``."""
+    """Make an environment for ``image``; ``settings`` come from ``with_images``."""
     try:
         return make_env(settings)
     except (TypeError, ConfigError) as error:
@@ -101,7 +101,7 @@ def make_shown(settings: EnvSettings) -> Env:
 
 
 def image(env: Env) -> Array:
-    """What ``env`` shows now: RGB uint8 ``[height, width, 3]``, a copy."""
+    """Return what ``env`` shows now: RGB uint8 ``[height, width, 3]``, a copy."""
     try:
         shown = env.render()
     except Exception as error:
@@ -117,7 +117,7 @@ def image(env: Env) -> Array:
 
 
 def images_per_second(env: Env) -> float:
-    """Decisions per second at the simulator's own speed: a video at this rate runs neither fast nor slow."""
+    """Return decisions per second at the simulator's own speed: a video at this rate runs neither fast nor slow."""
     frames = SIMULATOR_FPS.get(type(env).__module__)
     if frames is None:
         known = [getattr(getattr(env, name, None), "metadata", None) or {} for name in ("env", "_env")]

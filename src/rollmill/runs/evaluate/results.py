@@ -73,7 +73,7 @@ class Score:
         return [row.length for row in self.rows]
 
     def summary(self) -> dict[str, float | None]:
-        """Mean, standard error (None for a single episode), median, extremes, lengths."""
+        """Return mean, standard error (None for a single episode), median, extremes, lengths."""
         values = self._by_episode(self.returns)
         lengths = np.asarray(self.lengths)
         count = len(values)
@@ -92,19 +92,19 @@ class Score:
         }
 
     def own_means(self) -> dict[str, float]:
-        """Mean of each of the environment's own metrics, over the episodes and agents that have it."""
+        """Return the mean of each of the environment's own metrics, over the episodes and agents that have it."""
         names = dict.fromkeys(name for own in self.stats.values() for name in own)
         return {name: float(np.mean([own[name] for own in self.stats.values() if name in own])) for name in names}
 
     def by_agent(self) -> dict[int, float]:
-        """Mean return of every agent; empty where there is one only."""
+        """Return the mean return of every agent; empty where there is one only."""
         found: dict[int, list[float]] = {}
         for row in self.rows:
             found.setdefault(row.agent, []).append(row.episode_return)
         return {agent: float(np.mean(values)) for agent, values in sorted(found.items())} if len(found) > 1 else {}
 
     def by_task(self) -> dict[str, dict[str, float | None]]:
-        """Episodes, mean return, its standard error and score of every task of a suite; empty elsewhere."""
+        """Return episodes, mean return, its standard error and score of every task of a suite; empty elsewhere."""
         found: dict[str, dict[str, float | None]] = {}
         for task in self.tasks:
             own = Score([row for row in self.rows if row.task == task.name])
@@ -203,7 +203,10 @@ class EvalResult:
 
 
 def document(results: Sequence[EvalResult], page: Path | None = None) -> dict[str, Any]:
-    """The JSON of an evaluation: what was found about one policy; of several ``{"results": [...]}`` and their table."""
+    """Return the JSON of an evaluation: what was found about one policy.
+
+    Of several it is ``{"results": [...]}`` and their table.
+    """
     if len(results) == 1:
         found = results[0].to_dict()
     else:
@@ -244,7 +247,7 @@ class OverSeeds:
 
 
 def over_seeds(results: Sequence[EvalResult]) -> list[OverSeeds]:
-    """One for each policy and target, where several seeds were asked for."""
+    """Return one entry for each policy and target, where several seeds were asked for."""
     groups: dict[tuple[object, ...], list[EvalResult]] = {}
     for result in results:
         if result.seed is not None:
@@ -261,7 +264,7 @@ def over_seeds(results: Sequence[EvalResult]) -> list[OverSeeds]:
 
 
 def comparison(results: Sequence[EvalResult]) -> Results:
-    """All policies in one table, and below them random play in each of their environments."""
+    """Return all policies in one table, and below them random play in each of their environments."""
     envs = list(dict.fromkeys(result.env for result in results))
     frames = len({result.name for result in results}) < len({(result.name, result.frames) for result in results})
     rows = [
@@ -326,7 +329,7 @@ def _sentence(name: str, score: Score) -> str:
 
 
 def _task_lines(score: Score) -> Iterator[str]:
-    """A line for every task of a suite, and one for all of it."""
+    """Yield a line for every task of a suite, and one for all of it."""
     width = max((len(task.name) for task in score.tasks), default=0)
     for name, row in score.by_task().items():
         error = "" if row["standard_error"] is None else f" +- {row['standard_error']:.2g}"
@@ -367,7 +370,7 @@ class CsvFile(contextlib.AbstractContextManager["CsvFile"]):
             raise self._failed(error) from error
 
     def begin(self, checkpoint: str, frames: int, policy: str) -> None:
-        """The rows to come are of this policy."""
+        """Say of which policy the rows to come are."""
         self._source = (checkpoint, frames, policy)
 
     def add(self, rows: Iterable[EpisodeRow], metrics: Mapping[str, Any]) -> None:
@@ -382,7 +385,7 @@ class CsvFile(contextlib.AbstractContextManager["CsvFile"]):
             raise self._failed(error) from error
 
     def keep(self, score: Score) -> None:
-        """The rows of the policy that has been played: those of the score, in its order."""
+        """Keep the rows of the policy that has just been played, in the order of its score."""
         others = [row for row in self._kept if row[:3] != self._source]
         self._kept = others + [(*self._source, *asdict(row).values()) for row in score.rows]
 

@@ -24,6 +24,7 @@ from rollmill.envs.probe import probe_here
 from rollmill.envs.settings import EnvSettings
 from rollmill.reports.run.offline import Video as ShownVideo
 from rollmill.reports.run.offline import write_comparison
+from rollmill.reports.run.results import BEHAVIOUR
 from rollmill.runs.evaluate.options import EvalOptions, check_outputs, check_targets
 from rollmill.runs.evaluate.play import Metrics, RecordTarget
 from rollmill.runs.evaluate.record import EvalRecording
@@ -46,8 +47,8 @@ Progress = Callable[[Metrics], None]
 Source = str | Path | LoadedPolicy
 """A policy, or a word for it."""
 
-POLICY, BEHAVIOUR = "policy", "behaviour"
-"""Roles that a policy can have."""
+POLICY = "policy"
+"""The role of a policy that is asked about; the other role is ``BEHAVIOUR``."""
 
 
 def evaluate(policy: Source, options: EvalOptions | None = None, progress: Progress | None = None) -> EvalResult:
@@ -123,7 +124,7 @@ class Job:
 
 
 def _jobs(sources: Sequence[Source], options: EvalOptions) -> list[Job]:
-    """All that is to be played, checked as far as that goes without building an environment."""
+    """Return all that is to be played, checked as far as that goes without building an environment."""
     how = _how(options)
     policies = _policies(sources, options, how)
     env = next((policy.env for policy in policies if policy.env is not None), None)
@@ -160,7 +161,7 @@ def _how(options: EvalOptions) -> LoadOptions:
 
 
 def _policies(sources: Sequence[Source], options: EvalOptions, how: LoadOptions) -> list[LoadedPolicy]:
-    """Those that are given, then those that words mean."""
+    """Return the policies that are given, then those that words mean."""
     given = [source for source in sources if isinstance(source, LoadedPolicy)]
     words = find_targets([source for source in sources if not isinstance(source, LoadedPolicy)])
     check_targets(options, words)
@@ -187,7 +188,7 @@ def _require_one_env(jobs: Sequence[Job], options: EvalOptions) -> None:
 
 
 def _told_apart(jobs: Sequence[Job]) -> list[Job]:
-    """Names for tables and files."""
+    """Give the jobs names for tables and files."""
     names = told_apart([job.policy for job in jobs])
     return [
         replace(job, name=job.name or shown, stem=file_name(name))
@@ -196,7 +197,10 @@ def _told_apart(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _in_their_places(jobs: Sequence[Job], context: EvalContext) -> list[Job]:
-    """The jobs with the environments they are to be played in; ConfigError where a policy does not fit."""
+    """Return the jobs with the environments they are to be played in.
+
+    Raises ConfigError if a policy does not fit.
+    """
     placed, options = [], context.options
     for job in jobs:
         policy, env = job.policy, job.policy.require_env()
@@ -219,7 +223,7 @@ def _in_their_places(jobs: Sequence[Job], context: EvalContext) -> list[Job]:
 
 
 def _with_seed(job: Job, seed: int) -> Job:
-    """One of several seeds, told from the others in tables and files."""
+    """Return a job for one of several seeds, told from the others in tables and files."""
     return replace(job, name=f"{job.name}, seed {seed}", role=f"{job.role}-s{seed}", seed=seed)
 
 
@@ -242,7 +246,7 @@ class EvalContext:
     count: int = 1
 
     def spec_of(self, env: EnvSettings, timeout: float) -> EnvSpec:
-        """What an environment shows and takes; each is built once."""
+        """Return what an environment shows and takes; each is built once."""
         if repr(env) not in self.specs:
             serial = self.options.serial
             self.specs[repr(env)] = probe_here(env) if serial else probe_in_child(env, self.environment, timeout)
@@ -273,7 +277,7 @@ class EvalContext:
 
 
 def _evaluate(job: Job, context: EvalContext) -> list[EvalResult]:
-    """One policy and, where asked for, a random one on the same episodes."""
+    """Evaluate one policy and, where asked for, a random one on the same episodes."""
     options, policy = context.options, job.policy
     with contextlib.ExitStack() as stack:
         recording = stack.enter_context(_recording(job, options)) if options.record else None
@@ -324,7 +328,7 @@ def _play(
 
 
 def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext) -> tuple[Score, list[Video]]:
-    """The comparator; once for all policies in the same environment, unless each is to be recorded."""
+    """Play at random for comparison; once for all policies in the same environment, unless each is recorded."""
     same = repr((job.setup.env, job.setup.spec, job.seed))
     if recording is None and same in context.comparators:
         return context.comparators[same], []
@@ -336,7 +340,7 @@ def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext
 
 
 def _videos(job: Job, played: Played, k: int, context: EvalContext) -> list[Video]:
-    """Videos of what was played for target ``k``; for a page only of the target that has brought most."""
+    """Make videos of what was played for target ``k``; for a page only of the target that has brought most."""
     options, targets = context.options, len(played.scores)
     if options.video is None:
         return []

@@ -35,7 +35,7 @@ class Played:
     """What the first episodes were made of, for videos."""
 
     def typical(self, k: int = 0) -> range:
-        """The number of an episode as it usually is, of those that can be shown in a video for target ``k``."""
+        """Return, as a range, the number of an episode as it usually is, of those a video can show for target ``k``."""
         rows = [row for row in self.scores[k].rows if row.episode in self.scripts]
         if not rows:
             return range(0)
@@ -68,7 +68,7 @@ class EvalSetup:
         return () if self.env.task else tasks_of(self.env)
 
     def plan(self, episodes: int | None, steps: int | None = None, targets: int = 1) -> EvalPlan:
-        """Who plays what: ``episodes`` for each task of a suite, and for each of so many targets.
+        """Plan who plays what: ``episodes`` for each task of a suite, and for each of so many targets.
 
         No more environments than episodes, in equal parts to the workers; one group each, as all step together. Their
         number is one that tasks and targets divide, so each of them plays the same task, for the same target, all the
@@ -136,14 +136,14 @@ class EvalSetup:
         return Played(scores, scripts.scripts if scripts else {})
 
     def check(self, policy: LoadedPolicy) -> None:
-        """ConfigError or CheckpointError unless the policy can be built and fits: better now than after hours."""
+        """Raise ConfigError or CheckpointError unless the policy can be built and fits: now rather than after hours."""
         policy.check(self.spec)
         policy.build(self.spec, self.plan(1).schedule, 0, [0.0] * self.spec.agents)
 
     # -- videos ---------------------------------------------------------------------------------
 
     def check_videos(self) -> float:
-        """Images per second; RollmillError unless episodes can be shown in a video on this machine."""
+        """Return images per second. Raises RollmillError if episodes cannot be shown in a video on this machine."""
         return VideoPlan(self.env, Path(), range(0)).check()
 
     def typical_video(self, policy: LoadedPolicy, name: str, folder: Path, progress: Progress | None = None) -> Video:

@@ -26,7 +26,10 @@ class _RunSettings:
 
 
 def wandb_settings(checkpoint: Path | None, name: str, overrides: Sequence[str]) -> tuple[RunFolder, WandbSettings]:
-    """The folder of the run that a policy comes from, and its W&B; words that begin with ``wandb.`` come on top."""
+    """Return the folder of the run that a policy comes from, and its settings for W&B.
+
+    Words that begin with ``wandb.`` come on top of the saved ones.
+    """
     run = None if checkpoint is None else RunFolder(checkpoint.absolute().parent.parent)
     if run is None or not run.config.is_file():
         raise ConfigError(f"--wandb: {name} is no checkpoint in a run's folder, so it has no run at W&B")

@@ -81,7 +81,7 @@ class ScriptWriter:
 
 
 def _by_env(segment: Rows, agents: int) -> dict[str, Array]:
-    """A segment with a lane for each environment, ``[T + 1, envs, ...]``, whose episode is that of all its agents.
+    """Return a segment with a lane for each environment, ``[T + 1, envs, ...]``; its episode is that of all agents.
 
     It goes on while any of them does, and ends with the last; ``action`` and ``reward`` are ``[T + 1, envs, agents]``.
     """
@@ -123,12 +123,12 @@ class VideoPlan:
     captions: bool = True
 
     def task_of(self, episode: int) -> str:
-        """The task of a suite that an episode is of; empty elsewhere."""
+        """Return the task of a suite that an episode is of; empty elsewhere."""
         tasks = tasks_of(self.env)
         return self.env.task or (tasks[episode % len(tasks)].name if tasks else "")
 
     def check(self) -> float:
-        """Images per second, after all has been tried out that can fail: the extra, the folder, one image."""
+        """Return images per second, after all has been tried out that can fail: the extra, the folder, one image."""
         VideoFile(self.folder / "probe.mp4", self.fps or 1.0)  # PyAV is there, the rate is possible
         with contextlib.closing(make_shown(with_images(self.env))) as env:
             env.reset(0, blank(env))
@@ -137,12 +137,12 @@ class VideoPlan:
 
 
 def blank(env: Env) -> Obs:
-    """Arrays for one environment's observations."""
+    """Return arrays for one environment's observations."""
     return {f.name: np.zeros((env.spec.agents, *f.shape), f.dtype) for f in env.spec.observation}
 
 
 def replay(settings: EnvSettings, script: Script, max_steps: int = 0) -> Generator[ReplayFrame]:
-    """The images of an episode, the first one before its first step. EnvError when it does not repeat."""
+    """Yield the images of an episode, the first one before its first step. Raises EnvError if it does not repeat."""
     env = make_shown(settings)
     obs, so_far, steps = blank(env), 0.0, len(script.actions)
     ended = np.zeros(env.spec.agents, bool)
@@ -174,7 +174,7 @@ def _no_repetition(script: Script, t: int, what: str) -> EnvError:
 
 
 def _shown(frame: ReplayFrame, episode: int, captions: bool) -> Array:
-    """The image large enough to see; with a caption, large enough to read it."""
+    """Return the image large enough to see; with a caption, large enough to read it."""
     large = enlarge(frame.image, fit=captions)
     if not captions:
         return large
@@ -198,7 +198,7 @@ def make_videos(plan: VideoPlan, policy: str, scripts: Mapping[int, Script], fps
 
 
 def file_name(name: str) -> str:
-    """A name without what a file should not be called."""
+    """Return a name without what a file should not be called."""
     return re.sub(r"[^\w.-]+", "-", name)
 
 
@@ -233,7 +233,7 @@ def _settings(plan: VideoPlan, script: Script) -> EnvSettings:
 
 
 def _grid_frames(running: Sequence[Iterator[ReplayFrame]], numbers: Sequence[int], plan: VideoPlan) -> Iterator[Array]:
-    """Whole images of the video; an episode that is over keeps its last one, darkened, until all are."""
+    """Yield whole images of the video; an episode that is over keeps its last one, darkened, until all are."""
     last: list[Array | None] = [None] * len(running)
     while True:
         moved = False

@@ -48,7 +48,7 @@ class MatchOptions:
     it."""
 
     def check(self) -> None:
-        """ConfigError for what is wrong in itself."""
+        """Raise ConfigError for what is wrong in itself."""
         for is_wrong, reason in (
             (self.games < 1, "--games must be at least 1"),
             (self.envs < 1, "--envs must be at least 1"),

@@ -52,7 +52,10 @@ class Table:
         steps: int,
         scores: tuple[float, float] | None = None,
     ) -> None:
-        """A game of ``pair``: whoever has the higher score has won it, equal ones are a draw (None: the returns)."""
+        """Add a game of ``pair``: whoever has the higher score has won it, equal ones are a draw.
+
+        ``scores``: None takes the returns.
+        """
         (one, other), (mine, yours), (own, theirs) = pair, returns, scores or returns
         points = 0.5 if own == theirs else float(own > theirs)
         if own == theirs:
@@ -67,7 +70,7 @@ class Table:
 
     @property
     def games(self) -> Array:
-        """[n, n]"""
+        """``[n, n]``: how many games each pair has played."""
         found: Array = self.wins + self.wins.T + self.draws
         return found
 
@@ -78,7 +81,7 @@ class Table:
         return found
 
     def share(self, one: int, other: int) -> float:
-        """Of the points of this pair that ``one`` has won."""
+        """Return the share of the points of this pair that ``one`` has won."""
         return float(self.points[one, other] / max(1, self.games[one, other]))
 
 
@@ -125,12 +128,14 @@ class MatchResult:
         return f"the lower {self.result[1:]}" if lower else f"the higher {self.result}" if self.result else ""
 
     def mean_margin(self, player: int) -> float:
-        """By how much its return is higher than that of its opponents, in the mean over all games."""
+        """Return by how much a player's return is higher than that of its opponents, in the mean over all games."""
         return float(self.table.margin[player].sum() / max(1, self.table.games[player].sum()))
 
     def surprises(self) -> list[tuple[int, int, float, float]]:
-        """(one, other, share of points, share that ratings expect) of pairs that ratings do not describe: one number
-        for each player cannot say that A beats B, B beats C, and C beats A."""
+        """Return (one, other, share of points, share that ratings expect) of pairs that ratings do not describe.
+
+        One number for each player cannot say that A beats B, B beats C, and C beats A.
+        """
         expected, found = self.ratings.expected(), []
         for one, other in zip(*np.nonzero(self.table.games), strict=True):
             low, high = wilson(float(self.table.points[one, other]), int(self.table.games[one, other]))
@@ -140,7 +145,7 @@ class MatchResult:
         return sorted(found, key=lambda pair: pair[3] - pair[2])
 
     def sentences(self) -> list[str]:
-        """What a reader of the table should know."""
+        """Return what a reader of the table should know, as sentences."""
         points, games = self.table.first
         low, high = wilson(float(points), int(games))
         said = [
@@ -166,7 +171,7 @@ class MatchResult:
         return said
 
     def text(self) -> str:
-        """Ratings and win matrix for a terminal."""
+        """Return ratings and win matrix for a terminal."""
         shares = [["", *(str(k + 1) for k in range(len(self.order)))]]
         for place, k in enumerate(self.order):
             cells = ["-" if k == j else f"{self.table.share(k, j):.2f}" for j in self.order]
@@ -184,7 +189,7 @@ class MatchResult:
         return "\n\n".join("\n".join(block) for block in blocks)
 
     def rating_rows(self) -> list[list[str]]:
-        """Rows for ``RATING_HEAD``, the best player first."""
+        """Return rows for ``RATING_HEAD``, the best player first."""
         ratings, order = self.ratings, self.order
         rows = []
         for place, k in enumerate(order):
@@ -206,7 +211,7 @@ class MatchResult:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; ``pairs`` has every pair once."""
+        """Return the result for JSON; ``pairs`` has every pair once."""
         ratings, table = self.ratings, self.table
         pairs = []
         for one in range(len(self.players)):
@@ -261,7 +266,7 @@ class MatchResult:
             raise RunFolderError(f"{path}: the result cannot be written: {error.strerror or error}") from error
 
     def write_page(self, path: Path) -> Path:
-        """Write it as a page and return where that is; RunFolderError where that is impossible."""
+        """Write it as a page and return where that is. Raises RunFolderError if that is impossible."""
         order, table = self.order, self.table
         page = MatchPage(
             title=f"Match of {len(order)} players in {self.env}",

@@ -108,7 +108,7 @@ def _policies(players: Sequence[Source], options: MatchOptions) -> list[LoadedPo
 
 
 def _env_of(policies: Sequence[LoadedPolicy]) -> EnvSettings:
-    """Where they all play: the environment of the first player that has one."""
+    """Return where they all play: the environment of the first player that has one."""
     first = next((policy for policy in policies if policy.env is not None), policies[0])
     env = first.require_env()
     if env.vector:
@@ -119,7 +119,10 @@ def _env_of(policies: Sequence[LoadedPolicy]) -> EnvSettings:
 
 
 def _spec_of(env: EnvSettings, policies: Sequence[LoadedPolicy], environment: dict[str, str]) -> EnvSpec:
-    """What the environment shows; ConfigError where a player cannot play there, or nobody can play anybody."""
+    """Return what the environment shows and takes.
+
+    Raises ConfigError if a player cannot play there, or nobody can play anybody.
+    """
     spec = probe_in_child(env, environment, max(policy.sampling.start_timeout for policy in policies))
     if spec.agents < 2:
         raise ConfigError(
@@ -134,7 +137,10 @@ def _spec_of(env: EnvSettings, policies: Sequence[LoadedPolicy], environment: di
 
 
 def _check_result(env: EnvSettings, result: str, environment: dict[str, str], policies: Sequence[LoadedPolicy]) -> None:
-    """ConfigError where games are to be decided by what the environment does not tell, if an episode ends in time."""
+    """Raise ConfigError where games are to be decided by what the environment does not tell.
+
+    It is found out by an episode, if one ends in time.
+    """
     if result:
         told = episode_statistics(env, environment, max(policy.sampling.start_timeout for policy in policies))
         if told is not None:
@@ -142,7 +148,7 @@ def _check_result(env: EnvSettings, result: str, environment: dict[str, str], po
 
 
 def _sides(options: MatchOptions, spec: EnvSpec, first: LoadedPolicy) -> Array:
-    """[agents]: 0 or 1, which of the two players of a game has each seat."""
+    """Return ``[agents]``, 0 or 1: which of the two players of a game has each seat."""
     assert first.env is not None, "_env_of comes first"
     named = options.sides or first.env.policies
     sides = np.asarray(named or [k % 2 for k in range(spec.agents)])
@@ -196,7 +202,10 @@ def _play(
 
 
 def _scores(rows: Sequence[EpisodeRow], score: Score, result: str, sides: Array) -> tuple[float, float]:
-    """What decides a game, of both sides; ConfigError where the environment does not tell it of every agent."""
+    """Return what decides a game, of both sides.
+
+    Raises ConfigError if the environment does not tell it of every agent.
+    """
     name, sign = result.removeprefix("-"), -1.0 if result.startswith("-") else 1.0
     told = {row.agent: score.stats.get((row.episode, row.agent), {}) for row in rows}
     for own in told.values():
@@ -206,13 +215,13 @@ def _scores(rows: Sequence[EpisodeRow], score: Score, result: str, sides: Array)
 
 
 def _means(sides: Array, values: Mapping[int, float]) -> tuple[float, float]:
-    """Of the seats of each side."""
+    """Return the mean over the seats of each side."""
     one, other = (np.mean([own for agent, own in values.items() if sides[agent] == side]) for side in (0, 1))
     return float(one), float(other)
 
 
 def _plan(setup: EvalSetup, seatings: int, rounds: int) -> EvalPlan:
-    """Games of all seatings in turn, those of one round with one seed."""
+    """Plan games of all seatings in turn, those of one round with one seed."""
     plan = setup.plan(seatings * rounds)
     schedule: EpisodeSchedule = replace(plan.schedule, alike=seatings)
     return replace(plan, schedule=schedule, sampler=replace(plan.sampler, schedule=schedule), tasks=())

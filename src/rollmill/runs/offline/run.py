@@ -40,7 +40,7 @@ from rollmill.offline.model import Scales
 from rollmill.offline.value_fit import TransitionLoader, ValueFitter
 from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.reports.run.offline import Video
-from rollmill.reports.run.results import LAST, Results, Row, data_rows
+from rollmill.reports.run.results import BEHAVIOUR, LAST, Results, Row, data_rows
 from rollmill.runs.evaluate.play import Metrics, Pace
 from rollmill.runs.evaluate.results import EpisodeRow, row_of
 from rollmill.runs.evaluate.setup import EvalSetup
@@ -176,7 +176,7 @@ class OfflineRun:
         )
 
     def _validate(self) -> dict[str, float]:
-        """Held-out metrics; the weights are kept where the loss is the lowest so far."""
+        """Return held-out metrics; the weights are kept where the loss is the lowest so far."""
         metrics = self.fitter.validate()
         if "validation/loss" in metrics:
             self.held_out.note(self.step, metrics["validation/loss"], lambda: weights_of(self.model))
@@ -206,7 +206,7 @@ class OfflineRun:
         self.life.report(self.step, self.metrics)
 
     def _play(self, episodes: int) -> dict[str, float]:
-        """Returns by target, as metrics."""
+        """Play episodes for every target and return their mean returns, as metrics."""
         rows = self._rows(self.task.config.algorithm, self.model, episodes)
         self._evaluations.append({"step": self.step, "rows": [[row.target, row.mean] for row in rows]})
         metrics = {"eval/return": max(row.mean for row in rows)}
@@ -217,7 +217,7 @@ class OfflineRun:
         return self._judged(self._playable(name, model, self.task.targets), name, episodes)
 
     def _playable(self, name: str, model: Network, targets: Sequence[float | None]) -> OfflinePolicy:
-        """The network as a policy that is asked for these returns (None: it is not asked)."""
+        """Return the network as a policy that is asked for these returns (None: it is not asked)."""
         asked = tuple(target for target in targets if target is not None)
         deterministic = self.task.config.evaluation.deterministic
         return OfflinePolicy(
@@ -225,13 +225,13 @@ class OfflineRun:
         )
 
     def _judged(self, policy: LoadedPolicy, name: str, episodes: int) -> list[Row]:
-        """Rows of the table, one for each return that the policy is asked for."""
+        """Play a policy and return rows of the table, one for each return that it is asked for."""
         assert self.task.setup is not None
         scores = self.task.setup.play(policy, episodes, name=name, progress=self._tell).scores
         return [row_of(name, score, target) for score, target in zip(scores, policy.targets or (None,), strict=True)]
 
     def _tell(self, _rows: Sequence[EpisodeRow], metrics: Metrics) -> None:
-        """A line about episodes that are being played, every few seconds."""
+        """Log a line about episodes that are being played, every few seconds."""
         self.folder.watch()
         left, now = self._pace.left(metrics), time.monotonic()
         self.life.reporter.refresh()
@@ -247,14 +247,14 @@ class OfflineRun:
         return Choice(best or self.step, self.step, best > 0)
 
     def _policy(self) -> Network:
-        """The network with those weights."""
+        """Return the network with the weights that are the policy (``choice``)."""
         policy = copy.deepcopy(self.model)
         if self.held_out.weights is not None:
             load_weights(policy, self.held_out.weights)
         return policy.eval()
 
     def judge(self) -> None:
-        """The final evaluation: all targets, and beside them the data, their maker and random play."""
+        """Do the final evaluation: all targets, and beside them the data, their maker and random play."""
         task, evaluation = self.task, self.task.config.evaluation
         assert task.setup is not None
         episodes, policy = evaluation.final_episodes, self._policy()
@@ -267,7 +267,7 @@ class OfflineRun:
             rows += self._rows(name + LAST, self.model, episodes)
             notes.append(f"{name}{LAST}: {Choice(self.step, self.step, False)}")
         if task.behaviour is not None:
-            rows += self._judged(task.behaviour, "behaviour", episodes)
+            rows += self._judged(task.behaviour, BEHAVIOUR, episodes)
         if evaluation.random:
             rows += self._judged(load_policy("random"), "random", episodes)
         title, returns = f"{task.setup.env.id}, {self.folder.path.name}", task.selection.whole_returns
@@ -294,7 +294,7 @@ class OfflineRun:
         return videos
 
     def write_results(self, videos: Sequence[Video] = ()) -> None:
-        """``eval/results.json`` and ``eval/table.md``: what it was fitted to and what it is worth, as far as known."""
+        """Write ``eval/results.json`` and ``eval/table.md``: what it was fitted to and is worth, as far as known."""
         task, place = self.task, self.folder.path / "eval"
         results = self.results or Results(self.folder.path.name, [])
         facts = {
@@ -319,7 +319,7 @@ class OfflineRun:
     # -- checkpoints ---------------------------------------------------------------------------
 
     def save(self) -> Path:
-        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
+        """Write a checkpoint now. Raises CheckpointError if it cannot be written (older ones are safe)."""
         return self.life.save(*self._to_save())
 
     def _to_save(self) -> tuple[dict[str, Any], int, float | None]:
@@ -358,7 +358,7 @@ class OfflineRun:
 def build_fitter(
     config: OfflineConfig, store: Store, selection: Selection, scales: Scales, seeds: Seeds, device: torch.device
 ) -> PolicyFitter | ValueFitter:
-    """A new network on ``device``, with moments of the data, and the fit that is to come."""
+    """Build a new network on ``device``, with moments of the data, and the fit that is to come."""
     spec, fit = store.schema.env, config.fit
     torch.manual_seed(seeds.branch("weights").integer())
     network = build_network(config, spec, scales)

@@ -70,7 +70,7 @@ def prepare(config: OfflineConfig, environment: Mapping[str, str], trust_code: b
 
 
 def find_setup(config: OfflineConfig, store: Store, environment: Mapping[str, str], trust_code: bool) -> EvalSetup:
-    """The environment to judge in, built once in a process of its own and compared with the store."""
+    """Return the environment to judge in, built once in a process of its own and compared with the store."""
     env = env_of(config, store)
     if config.env is None:
         load_saved(SavedEnv, _stored(store), store.path, trust_code=trust_code)  # refuses code that nobody has named
@@ -90,9 +90,10 @@ def find_setup(config: OfflineConfig, store: Store, environment: Mapping[str, st
 
 
 def env_of(config: OfflineConfig, store: Store) -> EnvSettings:
-    """The environment that was asked for, or the one the store names; either shows what the data were made to show.
+    """Return the environment that was asked for, or the one the store names.
 
-    Fields for the last action and its reward come from settings, so another environment needs the same settings.
+    Either shows what the data were made to show. Fields for the last action and its reward come from settings, so
+    another environment needs the same settings.
     """
     saved = saved_settings(SavedEnv, _stored(store), store.path).env
     if config.env is None:
@@ -104,7 +105,7 @@ def env_of(config: OfflineConfig, store: Store) -> EnvSettings:
 
 
 def _stored(store: Store) -> dict[str, Any]:
-    """The environment of the store; of a suite the one task that all episodes are of, else all tasks."""
+    """Return the environment of the store; of a suite the one task that all episodes are of, else all tasks."""
     schema = store.schema
     saved = stored_env(schema.env_id, schema.env_kwargs, schema.env_settings, schema.env)
     if saved["env"].get("task") and (store.table["env_id"] != saved["env"]["task"]).any():
@@ -113,7 +114,7 @@ def _stored(store: Store) -> dict[str, Any]:
 
 
 def describe_data(task: Task) -> str:
-    """One line: what is learnt from, and what is not."""
+    """Say in one line what is learnt from, and what is not."""
     metrics = task.selection.summary(task.store)
     dropped = ", ".join(f"{count:,} {why}" for why, count in metrics["dropped"].items())
     returns = "" if metrics["return_mean"] is None else f", mean return {metrics['return_mean']:.4g}"

@@ -39,7 +39,10 @@ BLOCKS = ("env", "sampling", "model", "learning")
 
 
 def refuse_idle(words: Sequence[str], what: str, also: Sequence[str] = ()) -> None:
-    """ConfigError for a word ``KEY=VALUE`` of a block that nothing reads; ``what`` is done instead of a training."""
+    """Raise ConfigError for a word ``KEY=VALUE`` of a block that nothing reads.
+
+    ``what``: what is done here instead of a training, for the message.
+    """
     for word in words:
         block = re.split(r"[.=]", word, maxsplit=1)[0]
         if block in RUN_BLOCKS and block not in (*BLOCKS, *also):
@@ -70,7 +73,7 @@ class LoadOptions:
     trust_code: bool = False
 
     def settings(self, saved: Mapping[str, Any], path: Path) -> TrainConfig:
-        """Settings that a file holds, below what the user says; code that only the file names is refused."""
+        """Return settings that a file holds, below what the user says; code that only the file names is refused."""
         if not self.machine:
             saved = {name: block for name, block in saved.items() if name != "sampling"}
         if self.env is not None:  # its own is not built, so it does not matter what that names
@@ -121,11 +124,11 @@ class LoadedPolicy:
     # -- what the kinds of policies do ----------------------------------------------------------
 
     def build(self, spec: EnvSpec, schedule: EpisodeSchedule, seed: int, targets: Sequence[float] = ()) -> Policy:
-        """What acts for the ``schedule.envs * spec.agents`` lanes of a sampler; ``targets``: one for each lane."""
+        """Build what acts for the ``schedule.envs * spec.agents`` lanes of a sampler; ``targets``: one per lane."""
         raise NotImplementedError
 
     def check(self, spec: EnvSpec) -> None:
-        """ConfigError unless it can play in an environment with this spec."""
+        """Raise ConfigError unless it can play in an environment with this spec."""
 
     @property
     def run(self) -> str:
@@ -135,13 +138,13 @@ class LoadedPolicy:
         return self.name.rpartition("/")[0] or self.name.removesuffix(".ckpt")
 
     def require_targets(self) -> tuple[float, ...]:
-        """``targets``; ConfigError where it has to be asked for a return and none is known."""
+        """Return ``targets``. Raises ConfigError if it has to be asked for a return and none is known."""
         if self.asked and not self.targets:
             raise ConfigError(f"{self.name} was never judged, so no targets are known: give --targets")
         return self.targets
 
     def require_env(self) -> EnvSettings:
-        """``env``, checked as far as that goes without building it; ConfigError where there is none."""
+        """Return ``env``, checked as far as that goes without building it. Raises ConfigError if there is none."""
         if self.env is None:
             raise ConfigError(f"{self.name}: which environment? Name it with env=...")
         check_env_settings(self.env)
@@ -176,12 +179,12 @@ class LoadedPolicy:
         return chosen
 
     def fit(self, spec: EnvSpec) -> None:
-        """Take over the spec of the environment that it is asked about; ConfigError where it cannot play there."""
+        """Take over the spec of the environment that it is asked about. Raises ConfigError if it cannot play there."""
         self.check(spec)
         self.spec = spec
 
     def require_spec(self) -> EnvSpec:
-        """``spec``; where only the environment can tell, that is looked at."""
+        """Return ``spec``; where only the environment can tell, that is looked at."""
         if self.spec is None:
             env = self.require_env()
             with process_scope() as environment:
@@ -191,7 +194,7 @@ class LoadedPolicy:
 
 
 def told_apart(policies: Sequence[LoadedPolicy]) -> list[tuple[str, str]]:
-    """(what tables call it, a name for files) of each policy.
+    """Return (what tables call it, a name for files) of each policy.
 
     Tables say the run, with the checkpoint where there are several; files both, with a number where it takes one: runs
     of one name in different folders would write the same files.
@@ -213,7 +216,7 @@ def told_apart(policies: Sequence[LoadedPolicy]) -> list[tuple[str, str]]:
 
 
 def _without_folders(name: str) -> str:
-    """``players.py:bold`` for ``/some/where/players.py:bold``; other names as they are."""
+    """Return ``players.py:bold`` for ``/some/where/players.py:bold``; other names as they are."""
     file, colon, attribute = name.partition(":")
     return f"{Path(file).name}:{attribute}" if colon and file.endswith(".py") else name
 
@@ -250,7 +253,7 @@ class _Acting:
         return output
 
     def _what_came_before(self, reward: Array) -> Obs:
-        """The fields of the last action and its reward; zeros where an episode begins."""
+        """Return the fields of the last action and its reward; zeros where an episode begins."""
         found: Obs = {}
         for shown in self._before:
             rows = found[shown.name] = np.zeros((len(self._first), *shown.shape), shown.dtype)
@@ -263,7 +266,7 @@ class _Acting:
 
 
 def _batch(obs: Any, spec: EnvSpec) -> tuple[Obs, bool]:
-    """Observations as ``[n, *shape]`` each, and whether there was a single one."""
+    """Return observations as ``[n, *shape]`` each, and whether there was a single one."""
     given = obs if isinstance(obs, Mapping) else {spec.observation[0].name: obs}
     names = [part.name for part in spec.observation]
     if sorted(given) != sorted(names):

@@ -42,7 +42,7 @@ class Models:
         return ControllerState(settings, spec.action, self.encoder.size, self.dynamics, lanes, self.device, self.index)
 
     def check(self, spec: EnvSpec) -> None:
-        """ConfigError unless the encoder can read what the environment shows and the memory knows its actions."""
+        """Raise ConfigError unless the encoder can read what the environment shows and the memory knows its actions."""
         image_field(spec, self.encoder)
         known = self.dynamics.origin.spec.action if self.dynamics is not None else spec.action
         if known != spec.action:
@@ -86,14 +86,14 @@ class WorldModelPolicy(LoadedPolicy):
 
 
 def _trust(how: LoadOptions) -> tuple[Trust, LoadOptions]:
-    """What the user says about the parts of a world model (``encoder.custom=...``), and the rest of what they say."""
+    """Return what the user says about the parts of a world model (``encoder.custom=...``), and the rest they say."""
     words = [word for word in how.overrides if word.partition(".")[0] in PARTS]
     rest = [word for word in how.overrides if word not in words]
     return replace(load_config(Trust, (), words), trust_code=how.trust_code), replace(how, overrides=rest)
 
 
 def load_world_model(file: Path, how: LoadOptions) -> WorldModelPolicy:
-    """The controller in a file; its models are found where they were when it was made, unless given."""
+    """Load the controller in a file; its models are found where they were when it was made, unless given."""
     saved = load_controller(file)
     trust, how = _trust(how)
     own = trust.settle("controller", saved.settings.custom, saved.settings.custom_args, file)

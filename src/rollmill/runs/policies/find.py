@@ -23,7 +23,7 @@ SHIPPED = "policy:"
 
 
 def shipped_policy(target: Path) -> Path:
-    """``policy:NAME`` as the file of that name that comes with the package; anything else as it is."""
+    """Return for ``policy:NAME`` the file of that name that comes with the package; anything else as it is."""
     word = str(target)
     if not word.startswith(SHIPPED) or target.exists():
         return target
@@ -37,7 +37,7 @@ def shipped_policy(target: Path) -> Path:
 
 
 def find_targets(words: Sequence[str | Path]) -> list[str]:
-    """Words for patterns (``runs/*/doom*``) among words; ConfigError where a pattern finds nothing."""
+    """Replace patterns (``runs/*/doom*``) among words by what they match. Raises ConfigError if one finds nothing."""
     found: dict[str, None] = {}
     for word in map(str, words):
         if not glob.has_magic(word) or Path(word).exists():
@@ -53,7 +53,7 @@ def find_targets(words: Sequence[str | Path]) -> list[str]:
 
 
 def find_checkpoints(target: Path, best: bool = False, every: bool = False) -> list[Path]:
-    """The files a path means, oldest first; nothing is read but names (and, for ``best``, headers)."""
+    """Return the files a path means, oldest first; nothing is read but names (and, for ``best``, headers)."""
     target = shipped_policy(target)
     folder = RunFolder(target)
     try:
@@ -79,7 +79,7 @@ def find_checkpoints(target: Path, best: bool = False, every: bool = False) -> l
 
 
 def exists(path: Path) -> bool:
-    """Whether there is something; CheckpointError where nobody may know."""
+    """Return whether there is something. Raises CheckpointError if nobody may know."""
     try:
         return path.exists()
     except OSError as error:  # no permission, a name that is too long
@@ -87,7 +87,7 @@ def exists(path: Path) -> bool:
 
 
 def find_controller(target: Path) -> Path | None:
-    """The controller of a world model that a path means: its file, the folder of its search, or of the whole model."""
+    """Find the controller of a world model that a path means: its file, the folder of its search, or of the model."""
     if not exists(target):
         return None
     if target.is_dir():
@@ -101,7 +101,7 @@ def find_controller(target: Path) -> Path | None:
 
 
 def find_version(run: Path, frames: int) -> Path:
-    """The newest checkpoint of a run that is not beyond ``frames``; ConfigError where there is none."""
+    """Find the newest checkpoint of a run that is not beyond ``frames``. Raises ConfigError if there is none."""
     find_checkpoints(run)  # or it is no run
     found = Checkpoints(RunFolder(run).checkpoints).list()
     past = [checkpoint.path for checkpoint in found if checkpoint.step <= frames]
@@ -111,7 +111,7 @@ def find_version(run: Path, frames: int) -> Path:
 
 
 def require_fit(saved: EnvSpec, found: EnvSpec) -> None:
-    """ConfigError unless a policy that was made for ``saved`` can play in ``found``; names and frames may differ."""
+    """Raise ConfigError unless a policy made for ``saved`` can play in ``found``; names and frames may differ."""
     for what, is_same in (
         ("observations", saved.observation == found.observation),
         ("actions", saved.action == found.action),
@@ -125,14 +125,14 @@ def require_fit(saved: EnvSpec, found: EnvSpec) -> None:
 
 
 def _spaces(spec: EnvSpec) -> str:
-    """``(obs uint8[8, 8, 3]; discrete actions [3]; 1 agent)``, bounds left out."""
+    """Return a spec as text, ``(obs uint8[8, 8, 3]; discrete actions [3]; 1 agent)``, bounds left out."""
     fields = ", ".join(f"{field.name} {field.dtype}{list(field.shape)}" for field in spec.observation)
     size = [*spec.action.nvec, *spec.action.shape]
     return f"({fields}; {spec.action.kind} actions {size}; {spec.agents} agent{'' if spec.agents == 1 else 's'})"
 
 
 def checkpoint_name(checkpoint: Path) -> str:
-    """Short and the same on every machine: ``<run>/<file>``, or ``<run>/model <id>`` of a pool."""
+    """Return a name that is short and the same everywhere: ``<run>/<file>``, or ``<run>/model <id>`` of a pool."""
     path = checkpoint.absolute()
     if path.parent.name == RunFolder(Path()).pool.name:
         with contextlib.suppress(CheckpointError):  # whose index is damaged; the file is called by its name then
@@ -143,7 +143,7 @@ def checkpoint_name(checkpoint: Path) -> str:
 
 
 def record_folder(checkpoint: Path) -> Path:
-    """Where the episodes of a checkpoint go by default: ``<run>/eval/<checkpoint>``."""
+    """Return where the episodes of a checkpoint go by default: ``<run>/eval/<checkpoint>``."""
     return (checkpoint.parent.parent if _inside_run(checkpoint) else checkpoint.parent) / "eval" / checkpoint.stem
 
 

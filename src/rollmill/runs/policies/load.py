@@ -33,7 +33,7 @@ def load_policy(
     seed: int = 1,
     trust_code: bool = False,
 ) -> LoadedPolicy:
-    """The policy that ``source`` means.
+    """Load the policy that ``source`` means.
 
     ``source``: a run folder (online, offline, world model), a checkpoint or controller file, ``RUN@FRAMES`` (the run's
     newest checkpoint up to there), ``policy:NAME`` (one that comes with rollmill), ``random``, ``smoothed-random``,
@@ -67,7 +67,7 @@ def load_policy(
 
 
 def load_each(word: str, how: LoadOptions, every: bool = False, flag: str = "") -> list[LoadedPolicy]:
-    """The policy that a word means (``load_policy``); ``every``: of a run, one for each checkpoint.
+    """Load the policy that a word means (``load_policy``); ``every``: of a run, one for each checkpoint.
 
     ``flag``: what the user has written before the word, for messages.
     """
@@ -96,7 +96,7 @@ def load_each(word: str, how: LoadOptions, every: bool = False, flag: str = "") 
 
 
 def _load_file(path: Path, target: Path, how: LoadOptions) -> LoadedPolicy:
-    """The policy of a checkpoint; ``target`` is what the user called it: the file or its run."""
+    """Load the policy of a checkpoint; ``target`` is what the user called it: the file or its run."""
     loaded = _load(path, target)
     kind = loaded.state.get("kind") if isinstance(loaded.state, Mapping) else None
     if kind == "offline":

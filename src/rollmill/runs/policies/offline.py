@@ -54,7 +54,7 @@ PLAYABLE_SHAPE: Shape = {
 
 
 def build_network(config: OfflineConfig, spec: EnvSpec, scales: Scales) -> Network:
-    """A new network; ConfigError where the algorithm does not fit the environment."""
+    """Build a new network. Raises ConfigError if the algorithm does not fit the environment."""
     if config.algorithm in VALUE_BASED:
         return build_value_policy(config.algorithm, spec, config.model, config.value)
     return SequencePolicy(spec, config.model, scales, config.algorithm == "dt")
@@ -82,14 +82,17 @@ class Choice:
 
 
 def require_offline(loaded: Loaded) -> Loaded:
-    """The checkpoint itself; CheckpointError unless an offline training has written it."""
+    """Return the checkpoint itself. Raises CheckpointError unless an offline training has written it."""
     require_kind(loaded, "offline", PLAYABLE_SHAPE)
     saved_spec(loaded.path, loaded.state["spec"])
     return loaded
 
 
 def require_same_network(loaded: Loaded, config: OfflineConfig) -> Loaded:
-    """The checkpoint itself, of an offline run; ConfigError where a run with these settings has another network."""
+    """Return the checkpoint itself, of an offline run.
+
+    Raises ConfigError if a run with these settings has another network.
+    """
     state = require_offline(loaded).state
     spec, scales = EnvSpec.from_dict(state["spec"]), Scales(**state["scales"])
 
@@ -104,7 +107,7 @@ def require_same_network(loaded: Loaded, config: OfflineConfig) -> Loaded:
 
 
 def playable_part(loaded: Loaded) -> dict[str, Any]:
-    """The same with nothing but what playing needs: of the weights those that act."""
+    """Return what is in a checkpoint, with nothing but what playing needs: of the weights those that act."""
     state = require_offline(loaded).state
     choice = Choice.of(state)
     chosen = state["held_out"]["weights"] if choice.best else state["fit"]["model"]
@@ -114,7 +117,7 @@ def playable_part(loaded: Loaded) -> dict[str, Any]:
 
 
 def load_network(loaded: Loaded, config: OfflineConfig, device: torch.device, last: bool = False) -> Network:
-    """The network a checkpoint holds, with the weights of the lowest held-out loss (``last``: with the last ones)."""
+    """Load the network of a checkpoint, with the weights of the lowest held-out loss (``last``: the last ones)."""
     state = loaded.state
     spec, scales = EnvSpec.from_dict(state["spec"]), Scales(**state["scales"])
     model = build_network(config, spec, scales)
@@ -163,12 +166,12 @@ class OfflinePolicy(LoadedPolicy):
 
 
 def _precision(fit: FitSettings, device: torch.device) -> torch.dtype | None:
-    """As it was fitted; where that was on a machine with bfloat16 and this is none, float32."""
+    """Return the precision of the fit; float32 where that was bfloat16 and this machine has none."""
     return matmul_dtype("auto" if fit.precision == "bfloat16" else fit.precision, device)
 
 
 def load_offline(loaded: Loaded, how: LoadOptions) -> OfflinePolicy:
-    """The policy of a checkpoint that an offline training has written; nothing is built yet."""
+    """Return the policy of a checkpoint that an offline training has written; nothing is built yet."""
     state, path = require_offline(loaded).state, loaded.path
     config = saved_settings(OfflineConfig, state["config"], path)
     asked = config.algorithm == "dt"

@@ -72,7 +72,7 @@ class OnlinePolicy(LoadedPolicy):
 
 
 def load_online(loaded: Loaded, how: LoadOptions) -> OnlinePolicy:
-    """The policy of a checkpoint that an online run has written; nothing is built yet."""
+    """Return the policy of a checkpoint that an online run has written; nothing is built yet."""
     state, path = require_online(loaded).state, loaded.path
     config = how.settings(state["config"], path)
     if how.device is not None:
@@ -97,7 +97,7 @@ def load_online(loaded: Loaded, how: LoadOptions) -> OnlinePolicy:
 
 
 def _member(state: Mapping[str, Any], asked: int | None, path: Path) -> int | None:
-    """The member of a population that plays: the best, if nothing is said; None: this is no population."""
+    """Return the member of a population that plays: the best, if nothing is said; None: this is no population."""
     if "population" not in state:
         if asked is not None:
             raise ConfigError(f"{path} holds no population: leave out the member")

@@ -37,14 +37,17 @@ STATE_SHAPE: Shape = {
 
 
 def require_online(loaded: Loaded) -> Loaded:
-    """The checkpoint itself; CheckpointError unless an online run has written it."""
+    """Return the checkpoint itself. Raises CheckpointError unless an online run has written it."""
     require_kind(loaded, "online", PLAYABLE_SHAPE)
     saved_spec(loaded.path, loaded.state["spec"])
     return loaded
 
 
 def require_same_network(loaded: Loaded, config: TrainConfig) -> Loaded:
-    """The checkpoint itself, of an online run; ConfigError where a run with these settings has another network."""
+    """Return the checkpoint itself, of an online run.
+
+    Raises ConfigError if a run with these settings has another network.
+    """
     state = require_online(loaded).state
     spec = EnvSpec.from_dict(state["spec"])
 
@@ -63,7 +66,7 @@ def require_same_network(loaded: Loaded, config: TrainConfig) -> Loaded:
 
 
 def playable_part(loaded: Loaded) -> dict[str, Any]:
-    """The same, of a checkpoint that was read."""
+    """Return what is in a checkpoint, with nothing but what playing needs."""
     state = require_online(loaded).state
     learners = [{name: learner[name] for name in ("model", "version")} for learner in state["learners"]]
     kept = {name: state[name] for name in ("format", "kind", "config", "spec") if name in state}

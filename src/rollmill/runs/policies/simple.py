@@ -53,14 +53,14 @@ def load_built_in(kind: str, how: LoadOptions) -> BuiltInPolicy:
 
 
 def load_scripted(target: str, how: LoadOptions) -> ScriptedPolicy:
-    """ConfigError unless there is such a callable."""
+    """Load the user's own policy. Raises ConfigError unless there is such a callable."""
     find_factory(target)
     env, sampling = _place(how)
     return ScriptedPolicy(name=target, env=env, sampling=sampling, seed=how.seed)
 
 
 def _place(how: LoadOptions) -> tuple[EnvSettings | None, SamplingSettings]:
-    """The environment that the user has named, if any, and how it is sampled."""
+    """Return the environment that the user has named, if any, and how it is sampled."""
     config = load_config(TrainConfig, how.files, how.overrides)
     named = ("env", "id") in given_keys(TrainConfig, how.files, how.overrides)
     return config.env if named else how.env, config.sampling

@@ -180,7 +180,7 @@ class Translated:
 
 
 def translate(file: Path) -> list[Translated]:
-    """The experiments of an RLlib YAML file; ConfigError where it is none."""
+    """Translate the experiments of an RLlib YAML file. Raises ConfigError if it is none."""
     content = read_mapping(file).data
     if "env" in content or "config" in content:
         content = {file.stem: content}
@@ -220,7 +220,7 @@ def _experiment(name: str, block: Mapping[str, Any]) -> Translated:
 
 
 def _take(made: Translated, key: str, value: Any) -> None:
-    """One key, by whichever table knows it."""
+    """Translate one key, by whichever table knows it."""
     if isinstance(value, Mapping) and "grid_search" in value:
         made.left_out[key] = "`grid` of a launch description (docs/launch.md) tries several values"
     elif isinstance(value, str) and value.startswith("tune."):
@@ -237,7 +237,7 @@ def _take(made: Translated, key: str, value: Any) -> None:
 
 
 def _number(value: Any) -> Any:
-    """A number that YAML has read as text: ``1e-4``."""
+    """Return a number that YAML has read as text: ``1e-4``."""
     try:
         return parse_value(value, "") if isinstance(value, str) else value
     except ConfigError:
@@ -245,7 +245,10 @@ def _number(value: Any) -> Any:
 
 
 def _minibatches(made: Translated, given: Mapping[str, Any]) -> None:
-    """There the rows of a minibatch, here how many there are; SAC's are rows of the replay buffer."""
+    """Translate RLlib's rows of a minibatch into the number of minibatches that is set here.
+
+    SAC's are rows of the replay buffer.
+    """
     rows = given.get("minibatch_size", given.get("sgd_minibatch_size"))
     batch = made.settings.get("learning.batch_size")
     if made.settings.get("learning.algorithm") == "sac":
@@ -265,7 +268,7 @@ def _minibatches(made: Translated, given: Mapping[str, Any]) -> None:
 
 
 def problem_of(made: Translated) -> str:
-    """What ``rollmill train`` would refuse of the translation; empty where it would begin."""
+    """Return what ``rollmill train`` would refuse of the translation; empty where it would begin."""
     try:
         check(load_config(TrainConfig, [], [], base=made.tree))
     except (ConfigError, MissingExtraError) as error:

@@ -46,7 +46,7 @@ SHARED = (
 
 
 def check_algorithm(config: TrainConfig) -> None:
-    """ConfigError for settings that the chosen algorithm does not read, or that contradict it."""
+    """Raise ConfigError for settings that the chosen algorithm does not read, or that contradict it."""
     if config.learning.algorithm != "sac":
         if config.sac != SacSettings():
             raise ConfigError("sac.* is set, but learning.algorithm=appo does not read it; set learning.algorithm=sac")
@@ -85,7 +85,7 @@ def _contradictions(config: TrainConfig) -> dict[str, bool]:
 
 
 def check_sac_env(config: TrainConfig, spec: EnvSpec) -> None:
-    """ConfigError unless the environment's actions are numbers or one choice, and its rows fit into memory."""
+    """Raise ConfigError unless the actions are numbers or one choice, and rows fit into memory."""
     kind = spec.action.kind
     if kind not in ("continuous", "discrete"):
         raise ConfigError(
@@ -136,7 +136,7 @@ def check_ranks(config: TrainConfig) -> None:
 
 
 def _check_machines(config: TrainConfig) -> None:
-    """Several machines know of each other what is in the settings, and no more."""
+    """Raise ConfigError for what several machines cannot do: they know of each other what settings say, no more."""
     words, levels = f"learning.meet={config.learning.meet}", config.env.levels
     if place_of(config.learning.meet, "learning.meet").host in ("0.0.0.0", "::"):
         raise ConfigError(f"{words}: give one address of this machine, which the others can reach")

@@ -83,7 +83,7 @@ class OfflineConfig:
         return f"{self.algorithm}-{plain}-s{self.run.seed}"
 
     def as_named_by_0_1(self) -> OfflineConfig:
-        """With the name that version 0.1 would have given the run: after the folder of its store, ``dt-data-s0``."""
+        """Give the run the name that version 0.1 would have given it: after the folder of its store, ``dt-data-s0``."""
         name = self._name_after(self.store.absolute().name if self.store else "store")
         return replace(self, run=replace(self.run, name=self.run.name or name))
 
@@ -116,7 +116,10 @@ def check_offline(config: OfflineConfig) -> None:
 
 
 def _refuse_own_folder(config: OfflineConfig) -> None:
-    """A run that is begun anew deletes what is in its folder: that must not be what it learns from."""
+    """Raise ConfigError if the run would learn from what lies in its own folder.
+
+    A run that is begun anew deletes what is in its folder.
+    """
     folder = config.folder.resolve()
     for key, path in (("store", config.store), ("evaluation.behaviour", config.evaluation.behaviour)):
         if path is not None and path.resolve().is_relative_to(folder):

@@ -23,24 +23,24 @@ ROUNDS = 20
 
 
 def population_period(config: TrainConfig) -> int:
-    """Frames of each member between two rounds."""
+    """Return the frames of each member between two rounds."""
     return config.pbt.period or max(1, config.stop.frames // (config.pbt.members * ROUNDS))
 
 
 def configured(config: TrainConfig, key: str) -> float:
-    """What the run's own settings say of a tuned one."""
+    """Return what the run's own settings say of a tuned one."""
     if key.startswith(VARIABLES):
         return config.env.variables[key.removeprefix(VARIABLES)]
     return float(getattr(config.learning, key.removeprefix(LEARNING)))
 
 
 def separate_period(config: TrainConfig, pbt: PbtSettings) -> int:
-    """The same, where every member is a run of its own and ``config`` is one of those."""
+    """Return the frames between two rounds where every member is a run of its own, and ``config`` is one of those."""
     return pbt.period or max(1, config.stop.frames // ROUNDS)
 
 
 def check_population(config: TrainConfig) -> None:
-    """ConfigError for what can be seen without the environment."""
+    """Raise ConfigError for what can be seen to be wrong without the environment."""
     pbt = config.pbt
     if pbt.exchange is not None:
         _check_run(config, f"pbt.exchange={pbt.exchange}")
@@ -56,7 +56,7 @@ def check_population(config: TrainConfig) -> None:
 
 
 def check_separate(config: TrainConfig, pbt: PbtSettings) -> None:
-    """The same of a population of separate runs, of which ``config`` is one."""
+    """Raise ConfigError for what is wrong in a population of separate runs, of which ``config`` is one."""
     stop = config.stop
     if not stop.frames or stop.seconds or stop.batches or stop.mean_return is not None:
         raise ConfigError("population: its members end together: say stop.frames, and no other limit")
@@ -70,7 +70,7 @@ def check_separate(config: TrainConfig, pbt: PbtSettings) -> None:
 
 
 def _check_run(config: TrainConfig, what: str) -> None:
-    """Whether the settings of its policies can be changed while they learn."""
+    """Raise ConfigError unless the settings of its policies can be changed while they learn."""
     learning = config.learning
     for wrong, against in (
         (bool(config.env.policies), "env.policies: one policy plays all agents of an environment there"),
@@ -89,7 +89,7 @@ def _check_run(config: TrainConfig, what: str) -> None:
 
 
 def _check_rounds(config: TrainConfig, pbt: PbtSettings, period: int, frames: int) -> None:
-    """A population that never decides anything is not what anybody has asked for."""
+    """Raise ConfigError for a population that never decides anything: nobody has asked for that."""
     if pbt.decides and config.stop.frames and pbt.start + period > frames:
         raise ConfigError(
             f"the first round would be at {pbt.start + period:,} frames of each member (pbt.start + pbt.period), and "
@@ -104,7 +104,7 @@ def _check_rounds(config: TrainConfig, pbt: PbtSettings, period: int, frames: in
 
 
 def short_rounds(config: TrainConfig, pbt: PbtSettings, period: int, frames_per_step: int) -> str:
-    """Why members may not be judged at every round, as far as that is known; empty otherwise. ``config`` is sized."""
+    """Return why members may not be judged at every round, if that is known; else nothing. ``config`` is sized."""
     limit, s = episode_limit(config.env), config.sampling
     envs = s.workers * s.envs_per_worker // config.pbt.members
     each = math.ceil(pbt.min_episodes / envs)
@@ -188,6 +188,9 @@ def _check_groups(config: TrainConfig) -> None:
 
 
 def group_owners(config: TrainConfig) -> tuple[int, ...]:
-    """The member that plays each group of a sized config: in turn, so that every worker has several; empty without."""
+    """Return the member that plays each group of a sized config: in turn, so that each worker has several.
+
+    It is empty if there is no population.
+    """
     s, members = config.sampling, config.pbt.members
     return tuple(group % members for group in range(s.workers * s.groups)) if config.pbt.on else ()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_replay(config: TrainConfig) -> None:
-    """ConfigError for settings that contradict each other."""
+    """Raise ConfigError for settings that contradict each other."""
     replay, learning = config.replay, config.learning
     if not replay.on:
         if replay != ReplaySettings():
@@ -43,7 +43,7 @@ def _contradictions(config: TrainConfig) -> dict[str, bool]:
 
 
 def _check_sizes(config: TrainConfig, batch: int) -> None:
-    """``batch``: segments of a training batch."""
+    """Raise ConfigError for sizes that do not go together; ``batch``: segments of a training batch."""
     replay, lag = config.replay, config.learning.max_policy_lag
     minimum, ratio = replay.min_size(batch), replay.samples_per_insert
     named = f"replay.capacity={replay.capacity}"
@@ -69,12 +69,12 @@ def _check_sizes(config: TrainConfig, batch: int) -> None:
 
 
 def replay_forecast(config: TrainConfig, layout: SegmentLayout) -> Forecast:
-    """What the buffer of each policy will take; ``layout``: of the run's segments."""
+    """Return what the buffer of each policy will take; ``layout``: of the run's segments."""
     return forecast(config.replay, config.learning.batch_size // config.sampling.rollout, layout)
 
 
 def check_replay_room(config: TrainConfig, spec: EnvSpec) -> None:
-    """ConfigError where even the best packing would not fit; ``runs.train.forecasting`` says what it may take."""
+    """Raise ConfigError where even the best packing would not fit; ``runs.train.forecasting`` says what it may take."""
     if not config.replay.on:
         return
     steps, buffers = config.sampling.rollout, config.policy_count - len(config.learning.frozen)

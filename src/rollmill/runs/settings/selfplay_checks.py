@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_selfplay(config: TrainConfig) -> None:
-    """ConfigError for what can be seen without the environment."""
+    """Raise ConfigError for what can be seen to be wrong without the environment."""
     own, env, learning = config.selfplay, config.env, config.learning
     if not own.on:
         return
@@ -48,7 +48,7 @@ def check_selfplay(config: TrainConfig) -> None:
 
 
 def check_selfplay_env(config: TrainConfig, spec: EnvSpec) -> None:
-    """ConfigError where the environment does not fit."""
+    """Raise ConfigError where the environment does not fit."""
     if not config.selfplay.on:
         return
     if spec.agents < 2:
@@ -72,18 +72,18 @@ def check_selfplay_env(config: TrainConfig, spec: EnvSpec) -> None:
 
 
 def sides_of(config: TrainConfig, spec: EnvSpec) -> tuple[int, ...]:
-    """The side of every agent."""
+    """Return the side of every agent."""
     return config.env.policies or config.selfplay.sides or tuple(range(spec.agents))
 
 
 def policies_of_sides(config: TrainConfig, spec: EnvSpec) -> tuple[int, ...]:
-    """Which policy plays each side, when it learns."""
+    """Return which policy plays each side, when it learns."""
     count = max(sides_of(config, spec)) + 1
     return tuple(range(count)) if config.env.policy_count > 1 else (0,) * count
 
 
 def learning_sides(config: TrainConfig, spec: EnvSpec) -> tuple[int, ...]:
-    """Sides that learn, each in its share of the episodes."""
+    """Return the sides that learn, each in its share of the episodes."""
     players = policies_of_sides(config, spec)
     return config.selfplay.learns or tuple(
         side for side, policy in enumerate(players) if policy not in config.learning.frozen

@@ -64,7 +64,7 @@ class Machine:
 
     @classmethod
     def here(cls, device: str = "auto") -> Machine:
-        """This machine, as seen by a run with ``learning.device=device``."""
+        """Return this machine, as seen by a run with ``learning.device=device``."""
         gpu = _uses_gpu(device)
         return cls(available_cores(), gpu, _gpu_has_bfloat16() if gpu else has_fast_bfloat16())
 
@@ -86,14 +86,14 @@ def _gpu_has_bfloat16() -> bool:
 
 
 def is_automatic(config: TrainConfig) -> bool:
-    """Whether ``resolve`` has something to decide."""
+    """Return whether ``resolve`` has something to decide."""
     return config.learning.precision == "auto" or any(
         getattr(getattr(config, block), name) == 0 for block, name in AUTOMATIC
     )
 
 
 def size(config: TrainConfig, spec: EnvSpec | None = None) -> TrainConfig:
-    """The config with all numbers decided for this machine; ConfigError when it is wrong."""
+    """Return the config with all numbers decided for this machine. Raises ConfigError if it is wrong."""
     check(config)  # before the machine is looked at, which may take seconds
     if is_automatic(config):
         config = resolve(config, Machine.here(config.learning.device), spec)
@@ -131,7 +131,7 @@ def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) 
 
 
 def _with_tasks(config: TrainConfig, machine: Machine) -> TrainConfig:
-    """Workers and environments that all tasks of a suite can share evenly, as far as they are automatic.
+    """Set workers and environments that all tasks of a suite can share evenly, as far as they are automatic.
 
     Groups hold every task equally often where that makes no more than ``TASK_ENVS`` of them; else the tasks lie over
     several groups, or workers.
@@ -154,7 +154,7 @@ def _with_tasks(config: TrainConfig, machine: Machine) -> TrainConfig:
 
 
 def _batch(config: TrainConfig, machine: Machine, agents: int) -> int:
-    """A batch for the environments that were asked for: 2048 rows, or half of what they are filling at a time.
+    """Return a batch for the environments asked for: 2048 rows, or half of what they are filling at a time.
 
     Smaller ones would be many short steps, with most rows old before their turn comes. In sync mode it is all of it.
     """
@@ -172,20 +172,20 @@ def _batch(config: TrainConfig, machine: Machine, agents: int) -> int:
 
 
 def _workers(machine: Machine, ranks: int, apart: bool) -> int:
-    """The same number for each rank, and at least one; ``apart``: the inference thread wants a core of its own."""
+    """Return the workers, as many for each rank, at least one; ``apart``: the inference thread wants a core."""
     cores = machine.cores // ranks
     spare = apart and cores >= SPARE_CORE_FROM
     return max(1, cores - 1 if spare else cores) * ranks
 
 
 def _fresh_envs(config: TrainConfig, workers: int, agents: int) -> int:
-    """Envs per worker, so many at most that experience is fresh when it is learnt from."""
+    """Return envs per worker, so many at most that experience is fresh when it is learnt from."""
     limit = FRESH_BATCHES[config.sampling.mode] * config.learning.batch_size * config.pbt.members
     return max(1, min(ENVS, limit // (workers * config.sampling.rollout * agents)))
 
 
 def _whole_rounds(config: TrainConfig, most: int, agents: int, best: int) -> tuple[int, int, int]:
-    """(workers, groups, envs of a group) of sync mode: a batch is a whole number of rounds of all lanes.
+    """Return (workers, groups, envs of a group) of sync mode: a batch is a whole number of rounds of all lanes.
 
     As many workers as possible, but two envs for each (one is stepped while the other waits), then as many envs. What
     is set stays set, and ``check`` says what is wrong with it.
@@ -204,13 +204,13 @@ def _whole_rounds(config: TrainConfig, most: int, agents: int, best: int) -> tup
 
 
 def _whole_groups(envs: int, best: int, unit: int) -> int:
-    """Groups that ``envs`` can be parted into evenly, a multiple of ``unit`` where that can be, at most ``best``."""
+    """Return into how many groups ``envs`` divide evenly: at most ``best``, a multiple of ``unit`` if possible."""
     fits = [g for g in range(max(best, unit), 0, -1) if envs % g == 0]
     return next((g for g in fits if g % unit == 0), fits[0])
 
 
 def _fitting(config: TrainConfig, wanted: int, agents: int, groups: int, unit: int) -> tuple[int, int]:
-    """(groups, envs of a group), as near to what is wanted as a whole number of segments per batch allows.
+    """Return (groups, envs of a group), as near to what is wanted as a whole number of segments per batch allows.
 
     Groups are a multiple of ``unit`` where that can be.
     """
@@ -221,7 +221,7 @@ def _fitting(config: TrainConfig, wanted: int, agents: int, groups: int, unit: i
 
 
 def _shapes(config: TrainConfig, wanted: int, best: int) -> Iterator[tuple[int, int]]:
-    """All allowed (groups, envs of a group), the best first and the smallest segments last."""
+    """Yield all allowed (groups, envs of a group), the best first and the smallest segments last."""
     s = config.sampling
     if s.envs_per_worker:
         envs = s.envs_per_worker
@@ -236,13 +236,13 @@ def _shapes(config: TrainConfig, wanted: int, best: int) -> Iterator[tuple[int, 
 
 
 def thread_limit(config: TrainConfig) -> int:
-    """The most learner threads that find work: parts of a minibatch, or micro-batches where their size is set."""
+    """Return the most learner threads that find work: parts of a minibatch, or micro-batches if their size is set."""
     rows = config.learning.batch_size // config.learning.ranks // config.learning.minibatches
     return max(1, -(-rows // config.learning.micro_batch) if config.learning.micro_batch else rows // THREAD_ROWS)
 
 
 def _has_images(config: TrainConfig, spec: EnvSpec | None) -> bool:
-    """Whether the network has a convnet, as far as that is known."""
+    """Return whether the network has a convnet, as far as that is known."""
     encoder = config.model.encoder
     if encoder == "mlp":
         return False

@@ -132,19 +132,19 @@ class CheckpointSettings:
 
     @property
     def seconds(self) -> float:
-        """Between checkpoints by the clock."""
+        """Seconds between checkpoints by the clock."""
         if self.every_seconds is None:
             return math.inf if self.every_updates else CHECKPOINT_SECONDS
         return self.every_seconds
 
     def rated(self, metrics: Mapping[str, float], usual: str = "") -> float | None:
-        """The value of ``best_metric`` (or of the ``usual`` one), such that higher is better; None if unknown."""
+        """Return the value of ``best_metric`` (or the ``usual`` one), such that higher is better; None if unknown."""
         name = self.best_metric or usual
         value = metrics.get(name.removeprefix("-"))
         return -value if value is not None and name.startswith("-") else value
 
     def doubt(self, metrics: Mapping[str, float]) -> str:
-        """Why ``best_metric`` may be misspelt: a row of metrics lacks it, though it has others of its group."""
+        """Return why ``best_metric`` may be misspelt: a row of metrics lacks it, though it has others of its group."""
         name = self.best_metric.removeprefix("-")
         group = f"{name.partition('/')[0]}/"
         if not name or name in metrics or (group in LATER and not any(other.startswith(group) for other in metrics)):
@@ -332,7 +332,7 @@ class TrainConfig:
 
 
 def require_env(files: Sequence[Path], overrides: Sequence[str], command: str) -> None:
-    """ConfigError unless a file or a word names the environment: nobody means the default one."""
+    """Raise ConfigError unless a file or a word names the environment: nobody means the default one."""
     named = load_config(TrainConfig, files, overrides, base={"env": {"id": ""}}).env.id
     if not named:
         raise ConfigError(
@@ -376,7 +376,7 @@ def _check_frozen(config: TrainConfig) -> None:
 
 
 def _check_tasks(config: TrainConfig) -> None:
-    """Every task of a suite has its environments, all the same number of them (or of workers)."""
+    """Refuse numbers that do not give every task of a suite the same number of environments (or of workers)."""
     tasks, s = len(tasks_of(config.env)), config.sampling
     if not tasks or config.env.task:
         return
@@ -391,7 +391,7 @@ def _check_tasks(config: TrainConfig) -> None:
 
 
 def _check_room(config: TrainConfig) -> None:
-    """What cannot fit whatever the environment shows; ``SamplerPlan`` looks again when its rows are known."""
+    """Refuse what cannot fit whatever the environment shows; ``SamplerPlan`` looks again when its rows are known."""
     s, batch = config.sampling, config.learning.batch_size
     rows = batch * (1 + s.spare_batches) + (s.workers or 1) * (s.envs_per_worker or 1) * s.rollout
     names = ("workers", "envs_per_worker", "rollout", "spare_batches")
@@ -420,7 +420,7 @@ def _check_recording(config: TrainConfig) -> None:
 
 
 def segments_per_batch(config: TrainConfig, spec: EnvSpec) -> int:
-    """How many segments make a batch; ConfigError when they do not fit evenly, or cannot be trained on."""
+    """Return how many segments make a batch. Raises ConfigError if they do not fit evenly, or cannot be used."""
     if config.learning.exploration == "symmetric_kl" and not spec.action.discrete:
         raise ConfigError("learning.exploration=symmetric_kl needs discrete actions; use learning.exploration=entropy")
     if config.learning.algorithm == "sac":
@@ -432,7 +432,7 @@ def segments_per_batch(config: TrainConfig, spec: EnvSpec) -> int:
 
 
 def segments_taken(config: TrainConfig, spec: EnvSpec) -> int:
-    """How many finished segments the learner is given at a time: a batch, or what replay makes a batch of."""
+    """Return how many finished segments the learner is given at a time: a batch, or what replay makes one of."""
     batch = segments_per_batch(config, spec)
     return max(1, int(batch / max(1.0, config.replay.samples_per_insert))) if config.replay.on else batch
 
@@ -466,13 +466,13 @@ def _segments(config: TrainConfig, agents: int) -> int:
 
 
 def rows_in_flight(config: TrainConfig, agents: int = 1) -> int:
-    """Rows that all lanes of a resolved config are filling at a time: one segment each."""
+    """Return the rows that all lanes of a resolved config are filling at a time: one segment each."""
     s = config.sampling
     return s.workers * s.envs_per_worker * s.rollout * agents
 
 
 def _check_on_policy(config: TrainConfig, agents: int) -> None:
-    """Sync mode learns from whole rounds: one segment of every lane, or several."""
+    """Refuse batches that are not whole rounds, from which sync mode learns: one segment of every lane, or several."""
     s, batch = config.sampling, config.learning.batch_size
     rows = rows_in_flight(config, agents) // config.pbt.members
     if not config.on_policy or not rows or batch % rows == 0:

@@ -87,7 +87,10 @@ class PageScreen:
     closed = False
 
     def __init__(self, title: str, port: int = 0, keys: Sequence[str] = (), legend: str = "") -> None:
-        """``keys``: those that are taken from the page, none: it is for watching; ``legend``: what they do."""
+        """Begin to serve the page.
+
+        ``keys``: those that are taken from the page, none: it is for watching; ``legend``: what they do.
+        """
         self.keys = frozenset(keys)
         self._held: frozenset[str] = frozenset()
         self._tapped: frozenset[str] = frozenset()
@@ -121,13 +124,13 @@ class PageScreen:
             self._news.notify_all()
 
     def next_image(self, seen: int) -> tuple[int, bytes] | None:
-        """The newest image after number ``seen``; None when there will be no more."""
+        """Return the newest image after number ``seen``; None when there will be no more."""
         with self._news:
             self._news.wait_for(lambda: self._count > seen or self._ended, WAIT_SECONDS)
             return None if self._ended else (self._count, self._jpeg)
 
     def press(self, held: Collection[str]) -> None:
-        """The keys that are held in the browser now; those that mean nothing are forgotten."""
+        """Set the keys that are held in the browser now; those that mean nothing are forgotten."""
         with self._news:
             now = self.keys.intersection(held)
             self._tapped |= now - self._held
@@ -139,7 +142,7 @@ class PageScreen:
             return found
 
     def admit(self) -> bool:
-        """Whether one more stream may begin; ``leave`` when it ends."""
+        """Return whether one more stream may begin; ``leave`` when it ends."""
         return self._viewers.acquire(blocking=False)
 
     def leave(self) -> None:
@@ -208,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(204, "text/plain", b"")
 
     def _refused(self) -> bool:
-        """Whether the door stays closed; that is answered, too."""
+        """Return whether the door stays closed; that is answered, too."""
         query = self.path.partition("?")[2]
         self._pass = self.server.screen.door.ask(self.headers.get("Host", ""), query, self.headers.get("Cookie", ""))
         if self._pass.refused:
@@ -217,7 +220,10 @@ class _Handler(BaseHTTPRequestHandler):
         return bool(self._pass.refused)
 
     def _is_our_page(self) -> bool:
-        """Browsers say where a POST comes from, and ask before they send JSON to another host."""
+        """Return whether a POST comes from our page.
+
+        Browsers say where it comes from, and ask before they send JSON to another host.
+        """
         ours = self.headers.get("Origin", "") == f"http://{self.headers.get('Host', '')}"
         return ours and self.headers.get("Content-Type", "") == "application/json"
 
@@ -271,7 +277,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "rollmill"
 
     def log_message(self, *_: object) -> None:
-        """Requests are not worth a line each."""
+        """Log nothing: requests are not worth a line each."""
 
 
 class JpegEncoder:

@@ -150,7 +150,7 @@ class Game:
         self._schedule = EpisodeSchedule(Seeds(self.options.seed).branch("evaluation"), 1)
 
     def episode(self, number: int) -> dict[str, Any] | None:
-        """How it went; None where it was ended before its end, which is not kept."""
+        """Play an episode and return how it went; None where it was ended before its end, which is not kept."""
         env, limit = self.env, self.settings.max_episode_steps
         obs, seed = blank(env), self._schedule.env_seed(0, number)
         env.reset(seed, obs)

@@ -1,7 +1,7 @@
 """``rollmill watch``: an agent plays, one episode after the other, at the speed of its simulator.
 
-A ``Player`` makes the images; where they go (a window, the terminal, a page in the browser) is in ``watch_screen``
-and ``watch_page``. Episode n has the same seed as in an evaluation with the same ``--seed``.
+A ``Player`` makes the images; where they go (a window, the terminal, a page in the browser) is in
+``runs.watch.screen`` and ``runs.watch.page``. Episode n has the same seed as in an evaluation with the same ``--seed``.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Player:
             log.warning("going on with the weights at hand: %s", error)
 
     def frames(self, on_rate: Callable[[float], None]) -> Generator[Shown]:
-        """Images without end; ``on_rate`` is told how many a second the simulator itself would show."""
+        """Yield images until the episodes are played; ``on_rate`` hears how many a second the simulator would show."""
         own, large = self._settings
         with contextlib.ExitStack() as stack:
             env = stack.enter_context(contextlib.closing(make_shown(own)))

@@ -52,7 +52,7 @@ class PlayScreen(Screen, Protocol):
     """One that has a keyboard."""
 
     def pressed(self) -> frozenset[str]:
-        """Keys that are held, or were at some time since the last call, by their names (``envs.keys``)."""
+        """Return the keys that are held, or were since the last call, by their names (``envs.keys``)."""
 
 
 class TerminalScreen:
@@ -91,7 +91,7 @@ def half_blocks(image: Array, columns: int, lines: int) -> str:
 
 
 def _line(upper: Array, lower: Array) -> str:
-    """Colours are told only where they change."""
+    """Return two rows of pixels as a line of text; colours are told only where they change."""
     parts: list[str] = []
     before: tuple[bytes, bytes] | None = None
     for top, bottom in zip(upper, lower):
@@ -165,5 +165,5 @@ class WindowScreen:
 
 
 def _name(pygames: str) -> str:
-    """``left shift`` and ``right shift`` are one key to us, and so are 7 and that of the number pad."""
+    """Return our name of a key: ``left shift`` and ``right shift`` are one, so are 7 and that of the number pad."""
     return pygames.strip("[]").rpartition(" ")[2]

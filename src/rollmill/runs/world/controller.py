@@ -165,7 +165,7 @@ def train_controller(
 
 
 def known_env(dynamics_path: Path | None, trust_code: bool = False) -> EnvSettings:
-    """The environment whose episodes a dynamics model was fitted to; ``trust_code``: even if that is own code."""
+    """Return the environment whose episodes a dynamics model was fitted to; ``trust_code``: even own code."""
     if dynamics_path is None:
         raise ConfigError("which environment? Name it with env=...")
     origin = load_origin(dynamics_path)
@@ -264,7 +264,7 @@ class _SearchRun:
         return {"evaluated_best": self._judge(best), "evaluated_mean": self._judge(self.search.mean)}
 
     def _judge(self, weights: Array) -> float:
-        """Mean return over the episodes of an evaluation; the best so far is the champion."""
+        """Return the mean return over the episodes of an evaluation; the best so far is the champion."""
         s = self.settings
         score = self.target.evaluate(weights, s.evaluate_episodes, s.seed + EVALUATION)
         value = float(np.mean(score.returns))
@@ -326,7 +326,7 @@ class _SearchRun:
         }
 
     def _write(self, **metrics: float) -> None:
-        """The controller, the table and the plots."""
+        """Write the controller, the table and the plots."""
         folder = self.life.folder.path
         chosen = self.champion if self.champion_return is not None else self.search.mean
         metadata = {"generation": self.search.generation, "evaluated": self.champion_return, **metrics}
@@ -348,7 +348,7 @@ class _SearchRun:
 
 
 def member_returns(returns: Array) -> Array:
-    """``[members]``: means over the trials that were played to their end; members without any get the worst of all."""
+    """Return ``[members]``, means over the trials played to their end; members without any get the worst of all."""
     played = ~np.isnan(returns)
     if not played.any():
         raise EnvError("no episode of the whole generation came to its end; the log names the faults")

@@ -62,7 +62,7 @@ def write_dream_video(
 
 
 def _choose(store: Store, options: DreamVideo) -> list[int]:
-    """The longest of some random episodes: short ones would stand still for most of the video."""
+    """Choose the longest of some random episodes: short ones would stand still for most of the video."""
     rng = Seeds(options.seed).branch("film").generator()
     some = rng.permutation(len(store))[: 4 * options.episodes]
     if not len(some):
@@ -72,13 +72,13 @@ def _choose(store: Store, options: DreamVideo) -> list[int]:
 
 
 def _shown(steps: int, options: DreamVideo) -> int:
-    """Real steps of an episode that the model is shown."""
+    """Return how many real steps of an episode the model is shown."""
     return min(options.shown, max(1, steps // 2))
 
 
 @torch.inference_mode()
 def _dream(store: Store, i: int, dynamics: Dynamics, options: DreamVideo) -> tuple[Array, Array]:
-    """Latents ``[n + 1, Z]``: those of the episode, and those dreamt with its actions."""
+    """Return latents ``[n + 1, Z]``: those of the episode, and those dreamt with its actions."""
     n = min(int(store.table.length[i]), options.steps)
     read = store.read(i, 0, n, [MEAN, "action"], next_obs=True)
     real, actions = torch.from_numpy(read[MEAN]), torch.from_numpy(read["action"])
@@ -100,7 +100,7 @@ def _images(encoder: ImageEncoder, episodes: tuple[Array, ...]) -> list[Array]:
 
 
 def _real(raw_store: Path, encoded: Store, chosen: list[int], options: DreamVideo) -> list[Array]:
-    """The images of the same episodes, found by their names (uid)."""
+    """Return the images of the same episodes, found by their names (uid)."""
     with Store(raw_store) as store:
         image = choose_image(store.schema, None)
         found = []
@@ -121,7 +121,7 @@ def _write(out: Path, columns: list[list[Array]], options: DreamVideo) -> None:
 
 
 def _frame(columns: list[list[Array]], t: int, options: DreamVideo) -> Array:
-    """One image of the video, a row for each episode; those that have ended stand still."""
+    """Return one image of the video, a row for each episode; those that have ended stand still."""
     cells = []
     for row in range(len(columns[0])):
         alone = t >= _shown(len(columns[-1][row]) - 1, options)

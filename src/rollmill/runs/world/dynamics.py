@@ -83,7 +83,7 @@ def train_dynamics(
 
 
 def choose_devices(names: str) -> list[torch.device]:
-    """The devices that share the work; all CPU or all GPUs."""
+    """Choose the devices that share the work; all CPU or all GPUs."""
     devices = [choose_device(name.strip()) for name in names.split(",")]
     if len({device.type for device in devices}) > 1:
         raise ConfigError(f"device={names}: either CPUs or GPUs")

@@ -75,7 +75,7 @@ class EncodeOptions(EncodeShare):
     """Code that the encoder's file may name."""
 
     def check(self) -> None:
-        """ConfigError for what is wrong or contradicts itself."""
+        """Raise ConfigError for what is wrong or contradicts itself."""
         if self.shards < 1 or not 0 <= self.shard < self.shards:
             raise ConfigError(
                 f"--shard {self.shard} of --shards {self.shards}: the first is 0, the last {max(0, self.shards - 1)}"
@@ -190,7 +190,7 @@ class _Job:
         return sorted(ref.name for ref in self.source.shards if ref.sealed)
 
     def unreadable(self) -> dict[str, str]:
-        """Input shards of this share that cannot even be tried: missing, or not sealed."""
+        """Return input shards of this share that cannot even be tried, with the reason: missing, or not sealed."""
         problems = [p for p in self.source.problems if p.shard in _lost(self.source, self._numbers)]
         lost = {problem.shard: problem.reason for problem in reversed(problems)}
         lost |= {
@@ -230,7 +230,7 @@ class _Job:
         self._groups.plan(self._sizes(), o.shard_bytes, o.shards * o.sub_shards)
 
     def _sizes(self) -> dict[str, int]:
-        """Bytes of the latents of every sealed input shard, about: numbers that do not compress."""
+        """Return about how many bytes the latents of every sealed input shard take: numbers that do not compress."""
         table, row = self.source.table, self._schema.row_bytes
         steps = np.bincount(table.shard[self._chosen], table.length[self._chosen] + 1, len(self._numbers))
         return {name: int(steps[self._numbers[name]]) * row for name in self.sealed}
@@ -291,7 +291,7 @@ class _Job:
 
     @contextlib.contextmanager
     def _claim(self, name: str) -> Iterator[bool]:
-        """Whether this process may encode the group now; True where the file system cannot lock, too.
+        """Yield whether this process may encode the group now; True where the file system cannot lock, too.
 
         Without locks two instances may do the same work; the link that publishes it still lets only one through.
         """
@@ -345,7 +345,7 @@ class _Job:
         result.images += images
 
     def _piece(self, name: str, folder: Path, encode: EpisodeEncoder) -> Store | str:
-        """The latents of one input shard in a store of their own; where it is damaged, a sentence that says so."""
+        """Write the latents of one input shard into a store of their own; returns a sentence where it is damaged."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()  # not its parents: a store that somebody has removed stays away
         with StoreWriter(folder, self._schema, shard_bytes=UNBOUNDED, sync="seal", name="piece") as writer:
@@ -364,7 +364,7 @@ class _Job:
         return latent_schema(self.source.schema, self._names, self._recipe["latent_size"])
 
     def _episodes(self, name: str) -> Iterator[Episode | str]:
-        """The episodes of an input shard; where it is damaged, a sentence that says so, and nothing more."""
+        """Yield the episodes of an input shard; where it is damaged, a sentence that says so, and nothing more."""
         for problem in self.source.problems:
             if problem.shard == name and not problem.harmless:
                 yield str(problem)
@@ -398,7 +398,7 @@ class _Job:
 
 
 def chosen_episodes(source: Store, split: SplitName, encoder: ImageEncoder) -> Array:
-    """Numbers of the episodes that a split means: the encoder's file says how it was trained."""
+    """Return numbers of the episodes that a split means: the encoder's file says how it was trained."""
     if split == "all":
         return np.arange(len(source))
     try:

@@ -158,12 +158,12 @@ class VaeRun:
         self.life.report(self.step, self.metrics, of=self.config.fit.steps)
 
     def draw(self) -> None:
-        """A sheet: images above, what is left of them after encoding and decoding below."""
+        """Draw a sheet: images above, what is left of them after encoding and decoding below."""
         sheet = contact_sheet([self._shown, self.fitter.reconstructions(self._shown)])
         self.life.reporter.image(self.step, "reconstructions", sheet)
 
     def finish(self) -> Path:
-        """Write the encoder, and give its file."""
+        """Write the encoder and return its file."""
         self.draw()
         metadata = {
             "store": str(self.store.path),
@@ -186,5 +186,5 @@ class VaeRun:
 
 
 def _spread(images: Array) -> Array:
-    """``SHOWN`` of the images, from all over."""
+    """Return ``SHOWN`` of the images, from all over."""
     return images[:: max(1, len(images) // SHOWN)][:SHOWN]

@@ -50,7 +50,7 @@ class Groups:
             atomic.create_bytes(self._plans / f"{number:04d}.json", [json.dumps(groups).encode()])
 
     def all(self) -> dict[str, Group]:
-        """Every group by name: that of its output shard."""
+        """Return every group by its name, which is that of its output shard."""
         found: dict[str, Group] = {}
         for path in sorted(self._plans.glob(PLAN_FILES)):
             groups = _read(path)
@@ -65,7 +65,7 @@ class Groups:
         atomic.write_json(self._mark(group), {"shards": list(shards), **facts})
 
     def done(self) -> set[str]:
-        """Input shards that are in the new store. Marks of earlier versions are those of a single shard each."""
+        """Return input shards that are in the new store. Marks of earlier versions are those of a single shard each."""
         marks = sorted(self._marks.glob("*.json"))
         return {name for path in marks for name in _read(path).get("shards", [path.stem])}
 

@@ -65,7 +65,7 @@ class StagePanel:
             log.info("%s: begins", stage)
 
     def progress(self, share: float, metrics: Mapping[str, float]) -> None:
-        """The stage at work is done to ``share`` (0..1)."""
+        """Show that the stage at work is done to ``share`` (0..1)."""
         self._share = min(1.0, max(0.0, share))
         self._notes[self._stage] = metrics_text(metrics)
         self._seconds[self._stage] = time.monotonic() - self._begun
@@ -78,7 +78,7 @@ class StagePanel:
             log.info("%s: %.0f %% | %s", self._stage, 100 * self._share, self._notes[self._stage])
 
     def end(self, stage: str, state: str, note: str = "", seconds: float | None = None) -> None:
-        """``state``: done, skipped or failed."""
+        """Show that a stage has ended; ``state``: done, skipped or failed."""
         if seconds is None:
             seconds = time.monotonic() - self._begun
         self._states[stage], self._seconds[stage] = state, seconds
@@ -120,7 +120,7 @@ class StagePanel:
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """``loss 12.34, pixel_error 0.071``: the metrics that matter most, without the rooms they come from."""
+    """Return ``loss 12.34, pixel_error 0.071``: the metrics that matter most, without the rooms they come from."""
     short = {name.rpartition("/")[2]: value for name, value in metrics.items() if math.isfinite(value)}
     chosen = [name for name in SHOWN if name in short] or list(short)
     return ", ".join(f"{name} {_text(short[name])}" for name in chosen[:MAX_METRICS])

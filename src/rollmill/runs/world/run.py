@@ -94,7 +94,7 @@ class World:
         raise NotImplementedError("each stage has checkpoints, or a store, of its own")
 
     def run(self, until: str, life: Life) -> None:
-        """Every stage that is not done, in turn."""
+        """Run every stage that is not done, in turn."""
         for stage in self.stages:
             try:
                 self.states[stage.name] = self._settle(stage)

@@ -33,12 +33,12 @@ class Record:
 
 
 def record_path(out: Path, stage: str) -> Path:
-    """Where a stage is written down in the folder of a world model."""
+    """Return where a stage is written down in the folder of a world model."""
     return out / RECORDS / f"{stage}.json"
 
 
 def read_record(out: Path, stage: str) -> Record:
-    """The record of a stage, an empty one where it has never run; RunFolderError where it is damaged."""
+    """Read the record of a stage, an empty one where it has never run. Raises RunFolderError if it is damaged."""
     path = record_path(out, stage)
     try:
         return Record(**renamed(read_json(path)))
@@ -61,7 +61,7 @@ class Work:
     trust_code: bool = False
 
     def place(self, stage: str) -> Path:
-        """Where a stage leaves what it makes."""
+        """Return where a stage leaves what it makes."""
         return self.out / FOLDERS[stage]
 
     @property
@@ -87,23 +87,23 @@ class Stage(ABC):
         self._block = getattr(work.config, name, None)
 
     def settings(self) -> Mapping[str, Any]:
-        """Settings that decide its outcome; which may change nevertheless is said in ``runs.resume.KINDS``."""
+        """Return settings that decide its outcome; ``runs.resume.KINDS`` says which may change nevertheless."""
         return {} if self._block is None else to_dict(self._block)
 
     def defaults(self) -> object:
-        """Settings for keys that the record of an earlier version does not have."""
+        """Return settings for keys that the record of an earlier version does not have."""
         return {} if self._block is None else type(self._block)()
 
     def inputs(self) -> Mapping[str, Any]:
-        """What it is made from, by name: checksums and the like. With another one it begins anew."""
+        """Return what it is made from, by name: checksums and the like. With another one it begins anew."""
         return {}
 
     @abstractmethod
     def run(self) -> Mapping[str, Any]:
-        """Do it, or go on with it, and return what it has to say; StageInterrupted where a signal has ended it."""
+        """Do it, or go on with it, and return what it has to say. Raises StageInterrupted if a signal has ended it."""
 
     def changes(self, before: Record, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> Changes:
-        """In which ways settings and inputs differ from those of the record."""
+        """Return in which ways settings and inputs differ from those of the record."""
         return compare(self.name, before.settings, settings, before.inputs, inputs)
 
 
@@ -115,6 +115,6 @@ class StageInterrupted(Exception):
 
 
 def require_whole(outcome: Ended) -> None:
-    """StageInterrupted unless a run has come to its end."""
+    """Raise StageInterrupted unless a run has come to its end."""
     if outcome.interrupted:
         raise StageInterrupted(outcome.signal)

@@ -41,7 +41,7 @@ QUIETLY = Request("continue", console="off")
 
 
 def policy_name(word: str, config: WorldConfig, trust_code: bool) -> str:
-    """What a store calls a policy that is to collect; ConfigError where there is none."""
+    """Return what a store calls a policy that is to collect. Raises ConfigError if there is none."""
     how = LoadOptions(env=config.env, hold=config.collect.hold, trust_code=trust_code)
     return store_name(load_each(word, how, flag="collect.episodes: ")[0])
 
@@ -196,7 +196,7 @@ class Report(Stage):
 
 
 def _images(work: Work) -> str:
-    """Names the episodes in the store of images."""
+    """Return a checksum of the names of the episodes in the store of images."""
     with Store(work.place("collect")) as store:
         uids = sorted(store.table.uid.tolist())
     return hashlib.sha256(json.dumps(uids).encode()).hexdigest()

@@ -53,7 +53,7 @@ class EpisodePolicy(Policy):
         self.begin(lane, self._schedule.policy_seeds(env, episode, agent))
 
     def state(self) -> dict[str, Any]:
-        """Which episode each lane is in: what it has drawn or remembered there begins anew when it goes on."""
+        """Return which episode each lane is in: what it has drawn or remembered there begins anew when it goes on."""
         return {"begun": [[lane, episode] for lane, episode in self._begun.items()]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ class EpisodePolicy(Policy):
             self._begin(lane, episode)
 
     def begin(self, lane: int, seeds: Seeds) -> None:
-        """A lane sees the first observation of an episode; all its randomness grows from ``seeds``."""
+        """Begin an episode of a lane, before its first action; all its randomness grows from ``seeds``."""
         raise NotImplementedError
 
     def decide(self, lanes: Array, obs: Obs) -> Array:
@@ -83,7 +83,7 @@ class _Draws:
         self._next[lane] = AHEAD
 
     def take(self, lanes: Array) -> Array:
-        """Return ``[n, width]``: the next numbers of these lanes."""
+        """Return ``[n, width]``, the next numbers of these lanes."""
         for lane in lanes[self._next[lanes] == AHEAD].tolist():
             rng = self._rng[lane]
             assert rng is not None, "every lane begins an episode first"
@@ -107,7 +107,7 @@ class _Uniform:
         self.width = self._choices + len(self._low)
 
     def actions(self, numbers: Array, obs: Obs) -> Array:
-        """Return ``[n, ...]`` from ``[n, width]``."""
+        """Turn numbers ``[n, width]`` into actions ``[n, ...]``."""
         first, second = numbers[:, : self._choices], numbers[:, self._choices :]
         choice = self._masked_choice(first, obs[MASK_FIELD]) if self.masked else (first * self._nvec).astype(np.int64)
         number = self._low + second * (self._high - self._low)
@@ -122,7 +122,7 @@ class _Uniform:
         return np.stack(parts, axis=-1)
 
     def allowed(self, actions: Array, obs: Obs) -> Array:
-        """[n] bool: whether the mask lets every component of these actions pass."""
+        """Return ``[n]`` bool, whether the mask lets every component of these actions pass."""
         mask = obs[MASK_FIELD].reshape(len(actions), -1)
         starts = np.cumsum(self._nvec) - self._nvec
         choices = actions.reshape(len(actions), -1)[:, : len(starts)].astype(np.int64)
@@ -263,7 +263,7 @@ class OwnPolicy(EpisodePolicy):
 
 
 def find_factory(target: str) -> Callable[..., Any]:
-    """The user's factory; ConfigError when it is not there or cannot be called with the spec alone."""
+    """Return the user's factory; raises ConfigError if it is not there or cannot be called with the spec alone."""
     make: Callable[..., Any] = import_object(target, "--policy")
     try:
         signature = inspect.signature(make)

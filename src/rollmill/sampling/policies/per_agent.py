@@ -60,7 +60,7 @@ class PolicyPerAgent(Policy):
         )
 
     def _owner(self, request: ActRequest) -> Array:
-        """``[n]``: which policy acts for each lane of the request."""
+        """Return ``[n]``, which policy acts for each lane of the request."""
         owner: Array = self._owners[request.lanes % len(self._owners)]
         return owner
 
@@ -89,7 +89,7 @@ class PolicyPerEpisode(PolicyPerAgent):
 
 
 def lane_owners(owners: Sequence[int], groups: int, lanes: int) -> Array:
-    """[groups, lanes] int16: which policy acts for every lane, where groups are whole environments."""
+    """Return ``[groups, lanes]`` int16, which policy acts for every lane, where groups are whole environments."""
     owner: Array = np.tile(np.asarray(owners, np.int16), groups * lanes // len(owners)).reshape(groups, lanes)
     return owner
 
@@ -100,7 +100,7 @@ def _states(count: int, answers: Sequence[tuple[Array, PolicyOutput]]) -> Array 
 
 
 def _joined(count: int, parts: Sequence[tuple[Array, Array]]) -> Array:
-    """``[count, ...]`` from (positions, rows) that cover it."""
+    """Put together ``[count, ...]`` from (positions, rows) that cover it."""
     first = parts[0][1]
     whole = np.empty((count, *first.shape[1:]), first.dtype)
     for mine, rows in parts:

@@ -72,7 +72,7 @@ def _features(field: Field) -> int:
 
 
 def _look(field: Field, values: Array) -> Array:
-    """What a controller sees of a field: ``[n, features]`` between -1 and 1."""
+    """Return what a controller sees of a field: ``[n, features]`` between -1 and 1."""
     if not field.is_image:
         return np.tanh(values.reshape(len(values), -1).astype(np.float32))
     rows, columns = (np.linspace(0, side, min(GRID, side) + 1).astype(int)[:-1] for side in field.shape[:2])

@@ -131,7 +131,7 @@ def _open(place: Place) -> io.FileIO:
 
 
 def _is_native(fd: int, place: Place) -> bool:
-    """Whether this is one of our shards: by where it lies, or by its header."""
+    """Return whether this is one of our shards: by where it lies, or by its header."""
     return place.store is not None or os.pread(fd, 4, frames.HEAD_BYTES) == HEADER
 
 
@@ -168,7 +168,7 @@ def _check_native(place: Place, report: ShardReport, fd: int) -> None:
 
 
 def _close_open(scan: ShardScan, report: ShardReport) -> None:
-    """The end of a shard that is being written may be anything; otherwise it may be one write that was cut short."""
+    """Judge the end of an open shard: it may be anything while it is written, else one write that was cut short."""
     report.writer = "unknown" if scan.header is None else owner.state_of(scan.header.owner)
     rest = report.bytes - scan.good_bytes
     if report.writer != "alive":
@@ -182,7 +182,7 @@ def _close_open(scan: ShardScan, report: ShardReport) -> None:
 
 
 def _name_lost(known: Sequence[ShardIndex], scan: ShardScan | None, report: ShardReport) -> None:
-    """What indexes list and the shard has no end record of."""
+    """Report what indexes list and the shard has no end record of."""
     for episode in lost_episodes(known, scan):
         report.problems.append(episode.problem)
         report.bad_episodes.add(episode.uid)
@@ -190,7 +190,7 @@ def _name_lost(known: Sequence[ShardIndex], scan: ShardScan | None, report: Shar
 
 
 def _name_unended(scan: ShardScan, known: Sequence[ShardIndex], report: ShardReport) -> None:
-    """In a damaged shard, an episode without an end record may have had one."""
+    """Report episodes without an end record in a damaged shard: they may have had one."""
     if not scan.problems or report.writer == "alive":
         return
     ended = {episode.end.uid for episode in scan.episodes}
@@ -202,7 +202,7 @@ def _name_unended(scan: ShardScan, known: Sequence[ShardIndex], report: ShardRep
 
 
 def _schema_of(place: Place, scan: ShardScan, report: ShardReport) -> StoreSchema | None:
-    """What the blocks are decoded with: the header's schema, or the store's where the header is lost."""
+    """Return what the blocks are decoded with: the header's schema, or the store's where the header is lost."""
     own: StoreSchema | None = None
     ours: StoreSchema | None = None
     if place.store is not None:
@@ -281,7 +281,7 @@ def _shape_faults(episode: ScannedEpisode) -> list[str]:
 
 
 def _end_faults(end: EpisodeEnd, rows: dict[str, Array]) -> list[str]:
-    """Where the end record says other than the rows."""
+    """Return a line for each thing in which the end record disagrees with the rows."""
     if len(rows["reward"]) != end.length:
         return []  # said already
     total = float(rows["reward"].sum(dtype=np.float64))

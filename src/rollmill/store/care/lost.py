@@ -45,7 +45,7 @@ class Known:
 
 
 def witnesses(store: Path) -> dict[str, list[ShardIndex]]:
-    """The index files of a store that are whole, by the shard they speak of."""
+    """Return the index files of a store that are whole, by the shard they speak of."""
     found: dict[str, list[ShardIndex]] = {}
     for _, index in _whole_indexes(store):
         found.setdefault(index.shard, []).append(index)
@@ -53,7 +53,7 @@ def witnesses(store: Path) -> dict[str, list[ShardIndex]]:
 
 
 def witness_files(store: Path) -> dict[str, tuple[Path, ...]]:
-    """Where they lie; ``load_witnesses`` reads them."""
+    """Return where the whole index files of a store lie, by shard; ``load_witnesses`` reads them."""
     found: dict[str, tuple[Path, ...]] = {}
     for path, index in _whole_indexes(store):
         found[index.shard] = (*found.get(index.shard, ()), path)
@@ -61,7 +61,7 @@ def witness_files(store: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def load_witnesses(paths: Iterable[Path], shard: str) -> list[ShardIndex]:
-    """Those of the files that are (still) whole and speak of this shard."""
+    """Read those of the files that are (still) whole and speak of this shard."""
     return [index for path in paths for index in _load(path) if index.shard == shard]
 
 
@@ -84,7 +84,7 @@ def _load(path: Path) -> list[ShardIndex]:
 
 
 def lost_episodes(known: Sequence[ShardIndex], scan: ShardScan | None) -> list[Known]:
-    """What the indexes list and the shard (None: it cannot be read) has no end record of, each once."""
+    """Return what the indexes list and the shard (None: it cannot be read) has no end record of, each once."""
     there = Counter(_key(episode.end) for episode in scan.episodes) if scan is not None else Counter[_Key]()
     lost: dict[_Key, Known] = {}
     for index in known:
@@ -98,12 +98,12 @@ def lost_episodes(known: Sequence[ShardIndex], scan: ShardScan | None) -> list[K
 
 
 def unfinished_uids(known: Sequence[ShardIndex]) -> set[int]:
-    """Episodes of which an index says that they were never acknowledged."""
+    """Return the uids of episodes of which an index says that they were never acknowledged."""
     return {int(uid) for index in known for uid in index.episodes["uid"][~index.episodes["finished"]]}
 
 
 def rescue_index(scan: ShardScan, known: Sequence[ShardIndex], shard_bytes: int) -> ShardIndex:
-    """The index of a damaged shard: what a walk over it found, and what older indexes know beyond that.
+    """Build the index of a damaged shard: what a walk over it found, and what older indexes know beyond that.
 
     They know where blocks lie that the walk could not reach, and end records that are lost.
     """

@@ -120,7 +120,7 @@ def _schema(path: Path, found: VerifyReport) -> StoreSchema:
 
 @contextmanager
 def _shadow(path: Path, schema: StoreSchema, found: VerifyReport) -> Iterator[Store]:
-    """The damaged store as readers can open it: with a good ``store.json`` and indexes of all that may be there."""
+    """Yield the damaged store as readers can open it: a good ``store.json`` and indexes of all that may be there."""
     with tempfile.TemporaryDirectory(prefix="rollmill-repair-") as name:
         folder = Path(name)
         (folder / STORE_FILE).write_text(schema_text(schema), encoding="utf-8")
@@ -192,12 +192,13 @@ class _Rescue:
         return self._store.shards[int(self._store.table.shard[i])].name
 
     def _take(self, i: int) -> None:
-        uid = self._uid(i)
+        uid, finished = self._uid(i), self._store.table["finished"]
         if uid in self._seen:
-            self._report.duplicates += (self._shard(i), uid) not in self._steps  # these are not there at all
+            # What is lost is listed without being there; an unfinished one may be the strayed blocks of its shard.
+            self._report.duplicates += bool(finished[i]) and (self._shard(i), uid) not in self._steps
             return
         self._seen.add(uid)
-        if not self._store.table["finished"][i]:
+        if not finished[i]:
             self._take_unfinished(i)
         elif self._new.done.get(uid, 0) == self._store.table.length[i]:
             self._report.kept += 1
@@ -209,7 +210,7 @@ class _Rescue:
             self._try_again(i)
 
     def _take_unfinished(self, i: int) -> None:
-        """Blocks without an end record: their writer died, threw them away, or the record is what is damaged."""
+        """Keep or give up an episode without an end record: its writer died, dropped it, or the record is damaged."""
         shard, length = self._shard(i), int(self._store.table.length[i])
         if self._salvage and self._writers.get(shard) == "dead":
             reason = "its end record is lost, and with it how it ended and its statistics"
@@ -226,7 +227,7 @@ class _Rescue:
         self._report.kept += 1
 
     def _try_again(self, i: int) -> None:
-        """An episode with a bad place: the index may know what the shard lost, or just the end record may be wrong."""
+        """Read an episode with a bad place: the index may know what the shard lost, or only its end record is wrong."""
         try:
             episode = self._store.episode(i)
         except BadBlock as error:

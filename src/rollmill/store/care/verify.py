@@ -43,7 +43,7 @@ class VerifyReport:
         return [note for shard in self.shards for note in shard.notes]
 
     def total(self, name: str) -> int:
-        """A count of all shards together: records, blocks, episodes, steps, bytes or unfinished."""
+        """Return a count of all shards together: records, blocks, episodes, steps, bytes or unfinished."""
         return sum(getattr(shard, name) for shard in self.shards)
 
     @property
@@ -52,7 +52,7 @@ class VerifyReport:
 
     @property
     def lost_episodes(self) -> int:
-        """Of the bad ones: those that only an index still knows."""
+        """How many bad episodes only an index still knows."""
         return sum(len(shard.lost) for shard in self.shards)
 
     def lines(self) -> list[str]:
@@ -89,7 +89,7 @@ def verify(patterns: Sequence[Path | str], *, workers: int = 0, progress: Progre
 
 
 def expand(patterns: Sequence[Path | str]) -> list[Path]:
-    """The stores and files that the patterns name; a pattern that names nothing is an error."""
+    """Return the stores and files that the patterns name; a pattern that names nothing is an error."""
     found: dict[Path, None] = {}
     for pattern in patterns:
         text = str(pattern)
@@ -109,7 +109,7 @@ def expand(patterns: Sequence[Path | str]) -> list[Path]:
 
 
 def _place_of(path: Path) -> Place:
-    """A file that was named itself; it may be a shard of a store."""
+    """Return the place of a file that was named itself; it may be a shard of a store."""
     store = path.parent.parent
     if path.parent.name != SHARD_FOLDER or not path.name.endswith(SEALED) or not is_store(store):
         return Place(path)
@@ -137,7 +137,7 @@ def _store_places(store: Path, report: VerifyReport) -> list[Place]:
 
 
 def _missing_numbers(paths: Iterable[Path]) -> list[tuple[Path, Problem]]:
-    """Files of a numbered set (``name-00003-of-00074``) that are not there."""
+    """Report files of a numbered set (``name-00003-of-00074``) that are not there."""
     sets: set[tuple[Path, str, int, str]] = set()
     for path in paths:
         match = _NUMBERED.fullmatch(path.name)

@@ -17,7 +17,7 @@ _PIECE_BYTES = 4 << 20
 
 
 def arrow() -> tuple[Any, Any]:
-    """``pyarrow`` and ``pyarrow.parquet``."""
+    """Import and return ``pyarrow`` and ``pyarrow.parquet``."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -27,19 +27,19 @@ def arrow() -> tuple[Any, Any]:
 
 
 def spans(end: EpisodeEnd, schema: StoreSchema) -> Iterator[tuple[int, int]]:
-    """An episode's steps as (start, stop), whole blocks, a few megabytes at a time whatever its length."""
+    """Cut an episode's steps into (start, stop): whole blocks, a few megabytes at a time whatever its length."""
     size = end.block * max(1, _PIECE_BYTES // (end.block * max(1, schema.row_bytes)))
     return ((start, min(start + size, end.length)) for start in range(0, end.length, size))
 
 
 def png_type() -> Any:
-    """Images as Hugging Face datasets have them in a table."""
+    """Return the type of images as Hugging Face datasets have them in a table."""
     pa, _ = arrow()
     return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def png_array(images: Array, nulls: int = 0) -> Any:
-    """Images ``[n, height, width, 1 or 3]`` as PNG files, and as many nulls after them."""
+    """Turn images ``[n, height, width, 1 or 3]`` into PNG files, with as many ``nulls`` after them."""
     files = [{"bytes": encode_png(image), "path": None} for image in images]
     return arrow()[0].array(files + [None] * nulls, type=png_type())
 
@@ -56,7 +56,7 @@ class GroupWriter:
 
     @property
     def bytes(self) -> int:
-        """In the file, and about what is held back will add."""
+        """Bytes in the file, and about what is held back will add."""
         return int(self._file.tell()) + self._held_bytes // 2
 
     def write(self, batch: Any) -> None:

@@ -9,7 +9,7 @@ from rollmill.store.format.schema import Column, StoreSchema
 
 
 def observation_columns(schema: StoreSchema) -> list[Column]:
-    """The columns that were observations (``per="obs"`` alone may also be, say, values)."""
+    """Return the columns that were observations (``per="obs"`` alone may also be, say, values)."""
     return [column for column in schema.columns if column.name.startswith(OBS)]
 
 
@@ -18,7 +18,7 @@ def field_name(column: Column) -> str:
 
 
 def one_observation(schema: StoreSchema, wanted: str | None) -> Column:
-    """The observation for a format that has but one: the wanted one, or the only one beside the action mask."""
+    """Choose the observation for a format that has but one: the wanted one, or the only one beside the action mask."""
     columns = {field_name(column): column for column in observation_columns(schema)}
     names = ", ".join(columns)
     if wanted is not None:
@@ -32,7 +32,7 @@ def one_observation(schema: StoreSchema, wanted: str | None) -> Column:
 
 
 def image_column(schema: StoreSchema, wanted: str | None) -> Column:
-    """The observation to show as an image: uint8, ``[height, width, channels]``, grey or RGB."""
+    """Choose the observation to show as an image: uint8, ``[height, width, channels]``, grey or RGB."""
     images = [c for c in observation_columns(schema) if is_image(c)]
     if wanted is not None:
         column = one_observation(schema, wanted)
@@ -63,7 +63,7 @@ def as_image(rows: Array) -> Array:
 
 
 def env_actions(spec: ActionSpec, actions: Array) -> Array:
-    """Stored actions as the environment got them: choices counted from ``start``, vectors within their bounds."""
+    """Turn stored actions into what the environment got: choices from ``start`` on, vectors within their bounds."""
     import numpy as np
 
     if spec.kind == "continuous":

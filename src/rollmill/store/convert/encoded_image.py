@@ -19,12 +19,12 @@ _NO_FRAMES = (0xC4, 0xC8, 0xCC)
 
 
 def is_encoded(data: memoryview) -> bool:
-    """Whether these bytes begin as a PNG or JPEG file does."""
+    """Return whether these bytes begin as a PNG or JPEG file does."""
     return bytes(data[:8]) == _PNG or bytes(data[:3]) == _JPEG
 
 
 def decode(data: memoryview, shape: tuple[int, ...]) -> Array:
-    """The image ``[height, width, 1 or 3]`` uint8, or ``[height, width]``; ``ValueError`` if it has another size."""
+    """Return the image ``[height, width, 1 or 3]`` or ``[height, width]``, uint8; raises ValueError at another size."""
     if len(shape) not in (2, 3) or (len(shape) == 3 and shape[2] not in (1, 3)):
         raise ValueError(f"it is an encoded image, the shape {list(shape)} is that of none")
     try:
@@ -42,7 +42,7 @@ def decode(data: memoryview, shape: tuple[int, ...]) -> Array:
 
 
 def _size(data: bytes) -> tuple[int, int]:
-    """(height, width)."""
+    """Read (height, width) from the head of a PNG or JPEG file."""
     if data.startswith(_PNG):
         width, height = struct.unpack_from(">II", data, 16)
         return height, width

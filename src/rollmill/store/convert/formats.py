@@ -77,12 +77,12 @@ def importer(name: str) -> Importer:
 
 
 def export_options() -> dict[str, type[Any]]:
-    """The options of every format that can be written."""
+    """Return the options of every format that can be written."""
     return {name: exporter(name).Options for name in EXPORTS}
 
 
 def import_options() -> dict[str, type[Any]]:
-    """The options of every format that can be read."""
+    """Return the options of every format that can be read."""
     return {name: importer(name).ImportOptions for name in IMPORTS}
 
 

@@ -37,7 +37,7 @@ class VideoFile:
 
     @property
     def bytes(self) -> int:
-        """What has been written so far."""
+        """Bytes that have been written so far."""
         return self._draft.stat().st_size
 
     def __enter__(self) -> VideoFile:
@@ -88,7 +88,7 @@ class VideoFile:
 
 
 def _even(image: Array) -> Array:
-    """The codec halves colours in both directions: odd sides get one more line."""
+    """Give odd sides one more line: the codec halves colours in both directions."""
     odd = [(0, n % 2) for n in image.shape[:2]]
     return np.ascontiguousarray(np.pad(image, (*odd, (0, 0)), mode="edge") if any(o[1] for o in odd) else image)
 

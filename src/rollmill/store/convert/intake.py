@@ -39,13 +39,13 @@ class Imported:
 
 @contextmanager
 def new_store(target: Path | str, schema: StoreSchema) -> Iterator[StoreWriter]:
-    """A writer for a store that appears at ``target`` when the block ends well, else not at all."""
+    """Yield a writer for a store that appears at ``target`` when the block ends well, else not at all."""
     with new_folder(target) as folder, StoreWriter(folder, schema, sync="seal") as writer:
         yield writer
 
 
 def content_uid(number: int, arrays: Mapping[str, Array]) -> int:
-    """A uid from an episode's contents and its number: importing the same data again gives the same uids."""
+    """Return a uid made of an episode's contents and number: importing the same data again gives the same uids."""
     digest = hashlib.blake2b(str(number).encode(), digest_size=8)
     for name in sorted(arrays):
         digest.update(name.encode())
@@ -56,7 +56,7 @@ def content_uid(number: int, arrays: Mapping[str, Array]) -> int:
 def make_schema(
     env_id: str, observation: Mapping[str, tuple[str, tuple[int, ...]]], action: ActionSpec, source: str
 ) -> StoreSchema:
-    """A schema for imported episodes; ``observation`` gives (dtype, shape) by field name."""
+    """Make a schema for imported episodes; ``observation`` gives (dtype, shape) by field name."""
     fields = tuple(Field(name, dtype, shape) for name, (dtype, shape) in observation.items())
     import rollmill
 
@@ -76,7 +76,7 @@ class ActionGuess:
     _highest: Array | None = None
 
     def take(self, actions: Array) -> None:
-        """Actions ``[n, ...]``; a last axis of 1 counts as none for choices."""
+        """Take in actions ``[n, ...]``; a last axis of 1 counts as none for choices."""
         kind = "choice" if actions.dtype.kind in "iub" else "vector" if actions.dtype.kind == "f" else ""
         shape = tuple(actions.shape[1:])
         if kind == "choice" and shape == (1,):
@@ -111,14 +111,14 @@ class ActionGuess:
         return ActionSpec(kind, nvec=nvec, start=(0,) * len(nvec))
 
     def stored(self, actions: Array) -> Array:
-        """Actions as the store has them."""
+        """Return actions as the store has them."""
         if self._kind == "vector":
             return actions.reshape(len(actions), -1).astype(np.float32)
         return actions.reshape(len(actions), *self._shape).astype(np.int64)
 
 
 def check_storable(dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> str:
-    """The dtype's name for a column, or an error that names the array."""
+    """Return the dtype's name for a column, or raise an error that names the array."""
     try:
         return Column(f"{OBS}x", dtype.name, shape, "obs").dtype
     except StoreError as error:
@@ -156,7 +156,7 @@ class FoundEpisode:
 
 
 def with_final(rows: Array, after: Array | None, count: int, where: str) -> tuple[Array, bool]:
-    """Observations ``[count + 1, ...]`` of an episode, and whether the last of them had to be made up.
+    """Return observations ``[count + 1, ...]`` of an episode, and whether the last of them had to be made up.
 
     ``after`` holds what came of each action, in files that have it in place of a final observation.
     """
@@ -176,7 +176,7 @@ def store_found(
     source: str,
     progress: Progress | None,
 ) -> Imported:
-    """A new store of the episodes that ``read`` finds, each with its place. It reads twice: what are they, then all."""
+    """Make a store of the episodes that ``read`` finds, each with its place. It reads twice: to look, then to copy."""
     guess, layout = ActionGuess(choices), None
     total = 0
     for where, found in read():

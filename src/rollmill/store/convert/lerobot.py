@@ -156,7 +156,7 @@ class _Dataset:
         self.rows += end.length
 
     def _columns_of(self, number: int, i: int, start: int, stop: int) -> dict[str, Array]:
-        """The rows of all features, steps ``start`` to ``stop`` of an episode."""
+        """Return the rows of all features, steps ``start`` to ``stop`` of an episode."""
         stored = self._store.read(i, start, stop, [*self._columns, "terminated", "truncated"])
         steps = np.arange(start, stop)
         made = {
@@ -207,7 +207,7 @@ class _Dataset:
 
 
 def _facts(end: EpisodeEnd) -> dict[str, Any]:
-    """What LeRobot does not ask for, and we know."""
+    """Return what we know of an episode and LeRobot does not ask for."""
     known = dataclasses.asdict(end)
     kept = ("policy", "seed", "terminated", "truncated", "first_step")
     return {"uid": f"{end.uid:016x}", "return": end.return_, **{name: known[name] for name in kept}}
@@ -228,7 +228,7 @@ class _Series:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Of the file that is being written."""
+        """The numbers of the file that is being written."""
         chunk, file = divmod(self._count - 1, CHUNK)
         return {"chunk_index": chunk, "file_index": file}
 
@@ -249,7 +249,7 @@ class _Tables:
             self._file.close()
 
     def place(self) -> dict[str, int]:
-        """Where the next episode goes: its folder and file."""
+        """Return where the next episode goes: its folder and file."""
         if self._file is not None and self._file.bytes >= self._limit:
             self._file.close()
             self._file = None
@@ -278,7 +278,7 @@ class _Videos:
         self._open.__exit__(*error)
 
     def begin(self, length: int) -> dict[str, float]:
-        """An episode of so many frames begins; returns where it lies."""
+        """Begin an episode of so many frames; returns where it lies."""
         file = self._file
         full = file is not None and (file.bytes >= VIDEO_MB * 1e6 or (self._frames + length) / self._fps > MAX_SECONDS)
         if file is None or full:
@@ -315,7 +315,7 @@ def _info(features: list[Feature], done: Exported, options: Options) -> Mapping[
 
 
 def _write_tasks(path: Path, task: str) -> None:
-    """A table that pandas opens with the tasks as its index."""
+    """Write a table that pandas opens with the tasks as its index."""
     pa, parquet = arrow()
     column = {"metadata": None}
     columns = [

@@ -31,7 +31,7 @@ class Feature:
         return self.dtype in ("video", "image")
 
     def to_json(self, fps: float) -> dict[str, Any]:
-        """Its entry in ``info.json``."""
+        """Return the feature's entry in ``info.json``."""
         if not self.is_image:
             return {"dtype": self.dtype, "shape": list(self.shape), "names": None}
         names = ["height", "width", "channels"]
@@ -63,7 +63,7 @@ COMPUTED = (
 
 
 def features_of(schema: StoreSchema, images: str) -> list[Feature]:
-    """All features: observations, the action, the reward, other columns as ``info.``, then those that are computed."""
+    """Return all features: observations, action, reward, other columns as ``info.``, then those that are computed."""
     vectors = [c for c in observation_columns(schema) if c.numpy.kind == "f" and len(c.shape) == 1]
     names = {"action": "action", "reward": "next.reward"}
     for column in observation_columns(schema):
@@ -81,7 +81,7 @@ def features_of(schema: StoreSchema, images: str) -> list[Feature]:
 
 
 def left_out(schema: StoreSchema) -> list[str]:
-    """Columns that torch has no numbers for."""
+    """Return the columns that torch has no numbers for."""
     return [column.name for column in schema.columns if column.dtype == "uint64"]
 
 
@@ -97,7 +97,7 @@ def _image(column: Column, images: str) -> tuple[str, tuple[int, ...]]:
 
 
 def rgb(rows: Array) -> Array:
-    """The rows of an image column as ``[n, height, width, 3]``: LeRobot knows no grey images."""
+    """Return the rows of an image column as ``[n, height, width, 3]``: LeRobot knows no grey images."""
     images = as_image(rows)
     return np.repeat(images, 3, axis=-1) if images.shape[-1] == 1 else images
 
@@ -106,7 +106,7 @@ def rgb(rows: Array) -> Array:
 
 
 def arrow_schema(features: list[Feature]) -> Any:
-    """The schema of the data files; Hugging Face datasets find their types in its metadata."""
+    """Return the schema of the data files; Hugging Face datasets find their types in its metadata."""
     pa, _ = arrow()
     kept = [f for f in features if f.dtype != "video"]
     metadata = {"huggingface": json.dumps({"info": {"features": {f.name: _hugging_face(f) for f in kept}}})}
@@ -139,7 +139,7 @@ def _hugging_face(feature: Feature) -> dict[str, Any]:
 
 
 def arrow_array(feature: Feature, rows: Array) -> Any:
-    """Rows ``[n, ...]`` of a feature as a column of the data files."""
+    """Turn rows ``[n, ...]`` of a feature into a column of the data files."""
     pa, _ = arrow()
     if feature.dtype == "image":
         return png_array(rows)
@@ -193,7 +193,7 @@ class Statistics:
 
 
 def stats_schema(feature: Feature) -> list[Any]:
-    """The columns of a feature's statistics in the table of episodes."""
+    """Return the columns of a feature's statistics in the table of episodes."""
     pa, _ = arrow()
     kind = pa.float64()
     for _ in (3, 1, 1) if feature.is_image else feature.shape:

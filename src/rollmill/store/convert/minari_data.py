@@ -161,7 +161,7 @@ def _action_space(spec: ActionSpec) -> Any:
 
 
 def _env_spec(schema: StoreSchema) -> Any:
-    """Gymnasium's own spec, so that ``recover_environment`` works where the env is one of Gymnasium's."""
+    """Return Gymnasium's own spec, so that ``recover_environment`` works where the env is one of Gymnasium's."""
     import gymnasium as gym
 
     if schema.env_id not in gym.registry:
@@ -208,7 +208,7 @@ def _buffers(store: Store, episodes: Array, total: int, progress: Progress | Non
 
 
 def _key(name: str) -> str:
-    """A slash would open a group in HDF5."""
+    """Replace slashes in a name: one would open a group in HDF5."""
     return name.replace("/", ".")
 
 
@@ -222,7 +222,7 @@ def _infos(schema: StoreSchema, episode: Episode) -> dict[str, Array]:
 
 
 def _padded(rows: Array) -> Array:
-    """One row more: no decision was taken at the final observation."""
+    """Add a row: no decision was taken at the final observation."""
     filler = {"f": np.nan, "i": -1}.get(rows.dtype.kind, 0)
     return np.concatenate([rows, np.full((1, *rows.shape[1:]), filler, rows.dtype)])
 
@@ -249,7 +249,7 @@ def _episode_metadata(store: Store, i: int) -> dict[str, Any]:
 def import_episodes(
     sources: Sequence[str], target: Path, options: ImportOptions, progress: Progress | None = None
 ) -> Imported:
-    """A new store with the episodes of one Minari dataset, given by folder or id."""
+    """Write a new store with the episodes of one Minari dataset, given by folder or id."""
     if len(sources) != 1:
         raise ConfigError("one Minari dataset is imported at a time (merge the stores afterwards)")
     dataset = _open(sources[0])
@@ -328,7 +328,7 @@ def _stored_actions(spec: ActionSpec, actions: Array) -> Array:
 
 
 def _counter(infos: Mapping[str, Any], name: str, count: int, otherwise: Array) -> Array:
-    """A column that our own export put into ``infos``; anything else is counted anew."""
+    """Return a column that our own export put into ``infos``; anything else is replaced by ``otherwise``."""
     rows = np.asarray(infos.get(name, ()))
     if rows.dtype.kind in "iu" and rows.shape in ((count,), (count + 1,)):
         return rows[:count].astype(np.int64)
@@ -336,5 +336,5 @@ def _counter(infos: Mapping[str, Any], name: str, count: int, otherwise: Array) 
 
 
 def _plain(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that JSON can hold."""
+    """Return the arguments that JSON can hold."""
     return {name: value for name, value in kwargs.items() if isinstance(value, str | int | float | bool | None)}

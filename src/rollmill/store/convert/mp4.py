@@ -58,7 +58,7 @@ def _write(path: Path, store: Store, i: int, column: str, options: Options) -> N
 
 
 def _enlarged(images: Array, scale: int) -> Array:
-    """RGB images, each pixel a square of ``scale`` (0: as large as needed for 240 lines)."""
+    """Return RGB images, each pixel a square of ``scale`` (0: as large as needed for 240 lines)."""
     factor = scale or max(1, -(-240 // images.shape[1]))
     if images.shape[-1] == 1:
         images = np.repeat(images, 3, axis=-1)

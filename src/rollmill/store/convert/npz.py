@@ -48,7 +48,7 @@ class Options:
 def export_episodes(
     store: Store, episodes: Array, target: Path, options: Options, progress: Progress | None = None
 ) -> Exported:
-    """One ``.npz`` file if the target is named so, else a folder of ``part-00000-of-00003.npz`` files."""
+    """Write one ``.npz`` file if the target is named so, else a folder of ``part-00000-of-00003.npz`` files."""
     if options.part_mb <= 0:
         raise StoreError(f"part_mb {options.part_mb} must be positive")
     obs = one_observation(store.schema, options.obs)
@@ -126,7 +126,7 @@ def _row_type(store: Store, column: str) -> tuple[np.dtype[np.generic], tuple[in
 
 
 def _rows(store: Store, column: str, episodes: Array) -> Iterator[Array]:
-    """The rows of a column, episode by episode, a few blocks at a time."""
+    """Yield the rows of a column, episode by episode, a few blocks at a time."""
     read: Callable[[int, int, int], Array]
     lengths = store.table.length
     if column == "done":
@@ -144,7 +144,7 @@ def _rows(store: Store, column: str, episodes: Array) -> Iterator[Array]:
 
 
 def _head(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
-    """The header of an npy file."""
+    """Return the header of an npy file."""
     buffer = io.BytesIO()
     description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, description)

@@ -62,7 +62,7 @@ class ImportOptions:
 def import_episodes(
     sources: Sequence[str], target: Path, options: ImportOptions, progress: Progress | None = None
 ) -> Imported:
-    """A new store with the episodes of all files, in the order given."""
+    """Write a new store with the episodes of all files, in the order given."""
     files = [_check(path) for path in _without_parts([Path(source) for source in sources])]
     guess = ActionGuess(options.choices)
     for file in files:
@@ -184,7 +184,7 @@ class _Pending:
 
 
 def _aligned(file: NpzFile, guess: ActionGuess) -> Iterator[dict[str, Array]]:
-    """All arrays side by side, as columns of the store, a chunk of rows at a time."""
+    """Yield all arrays side by side, as columns of the store, a chunk of rows at a time."""
     names = [name for name in (*REQUIRED, *OPTIONAL) if name in file.names]
     rows = max(1, _CHUNK_BYTES // max(1, sum(file.row_bytes(name) for name in names)))
     base = file.first_step()
@@ -251,14 +251,14 @@ def _check(path: Path) -> NpzFile:
 
 
 def _without_parts(paths: Sequence[Path]) -> list[Path]:
-    """Files that hold observations; ``actions_0.npz`` belongs to ``observations_0.npz`` where that is named, too."""
+    """Return the files of observations; ``actions_0.npz`` belongs to ``observations_0.npz`` if that is named, too."""
     own = {path for path in paths if (part := _PART.match(path.name)) and part[1] == "observations"}
     parts = {_beside(path, name) for path in own for name in (*REQUIRED[1:], *OPTIONAL)}
     return [path for path in paths if path not in parts]
 
 
 def _beside(observations: Path, name: str) -> Path:
-    """Where the array ``name`` is, whose observations are in a file of their own."""
+    """Return the file of array ``name`` that belongs to a file of observations alone."""
     return observations.with_name(observations.name.replace("observations", name, 1))
 
 
@@ -300,7 +300,7 @@ class NpzFile:
         return check_storable(dtype, shape[1:], f"{self.path}: observations"), shape[1:]
 
     def first_step(self) -> int:
-        """1 if the file counts steps from 1, else 0."""
+        """Return 1 if the file counts steps from 1, else 0."""
         if "steps" not in self.names:
             return 0
         with self.open("steps") as stream:
@@ -312,7 +312,7 @@ class NpzFile:
 
 
 def _members(path: Path) -> list[str]:
-    """Names of the arrays in a file."""
+    """Return the names of the arrays in a file."""
     try:
         if fault := why_not_readable(path):
             raise StoreError(f"{path} cannot be read as npz: {fault}")
@@ -325,7 +325,7 @@ def _members(path: Path) -> list[str]:
 
 
 def _only(path: Path) -> str:
-    """The name of the single array in a file."""
+    """Return the name of the single array in a file."""
     found = _members(path)
     if len(found) != 1:
         raise StoreError(f"{path}: a file of one array is expected, this one has {len(found)}")
@@ -376,7 +376,7 @@ class NpyStream:
         return found.astype(self.dtype.newbyteorder("<"), copy=False)
 
     def chunks(self) -> Iterator[Array]:
-        """All rows that are left."""
+        """Yield all rows that are left."""
         size = max(1, _CHUNK_BYTES // max(1, self.dtype.itemsize * math.prod(self.shape[1:])))
         while self._left > 0:
             yield self.read(min(size, self._left))

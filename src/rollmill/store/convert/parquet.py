@@ -147,7 +147,7 @@ class _Rows:
             yield self._arrow.record_batch(arrays, schema=self.schema)
 
     def _array(self, column: Column, rows: Array, count: int) -> Any:
-        """One column; step columns get a null where the episode's final observation stands."""
+        """Return one column; step columns get a null where the episode's final observation stands."""
         missing = np.arange(count) >= len(rows)
         if is_image(column):
             return png_array(as_image(rows), nulls=count - len(rows))
@@ -160,7 +160,7 @@ class _Rows:
 
 
 def _column_names(schema: StoreSchema) -> dict[str, str]:
-    """``obs:image`` becomes ``observation.image``, the rest keeps its name."""
+    """Name the columns: ``obs:image`` becomes ``observation.image``, the rest keeps its name."""
     observations = {column.name: f"observation.{field_name(column)}" for column in observation_columns(schema)}
     return {column.name: observations.get(column.name, column.name) for column in schema.columns}
 

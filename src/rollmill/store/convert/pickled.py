@@ -49,7 +49,7 @@ class ImportOptions:
 def import_episodes(
     sources: Sequence[str], target: Path, options: ImportOptions, progress: Progress | None = None
 ) -> Imported:
-    """A new store with the episodes of all files. One file at a time is held in memory."""
+    """Write a new store with the episodes of all files. One file at a time is held in memory."""
     read = lambda: _episodes(sources, options.unsafe_pickle)  # noqa: E731
     return store_found(read, target, options.env, options.choices, "pickle", progress)
 
@@ -95,7 +95,7 @@ def _read(item: Any, where: str) -> FoundEpisode:
 
 
 def _observations(item: Mapping[str, Any], count: int, where: str) -> tuple[dict[str, Array], bool]:
-    """Observations with the final one, and whether that had to be made up."""
+    """Return observations with the final one, and whether that had to be made up."""
     given, after = _by_name(item["observations"]), _by_name(item.get("next_observations", {}))
     found, repeated = {}, False
     for name, rows in given.items():

@@ -24,7 +24,7 @@ _FAULTS: tuple[type[Exception], ...] = (
 
 
 def load(file: BinaryIO) -> Any:
-    """The next object of a file of pickles. UnpicklingError, with the name, where it holds anything else."""
+    """Read the next object of a file of pickles; UnpicklingError names what is not allowed in it."""
     try:
         return _made(_Reader(file).load(), {}, 0)
     except pickle.UnpicklingError:
@@ -53,7 +53,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _makers() -> dict[str, Callable[..., Any]]:
-    """What a file may call. Made anew for every file: one could set attributes of functions that stay."""
+    """Return what a file may call. It is made anew for every file: one could set attributes of functions that stay."""
     return {
         "numpy.dtype": lambda code, *_: _Dtype(code),
         "numpy.ndarray": lambda *_: _unknown("ndarray"),
@@ -77,7 +77,7 @@ def _unknown(name: str) -> Any:
 
 
 def _latin(text: Any, codec: Any = "latin1") -> bytes:
-    """Bytes, as the oldest protocols write them."""
+    """Encode text as the oldest protocols write bytes."""
     if codec not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"it encodes text as {codec!r}")
     return bytes(str(text), "latin1")
@@ -133,7 +133,7 @@ class _Array:
 
 
 def _made(value: Any, seen: dict[int, Any], depth: int) -> Any:
-    """``value`` with arrays in the place of notes. What is referred to often is made once."""
+    """Return ``value`` with arrays in the place of notes. What is referred to often is made once."""
     if depth > MAX_DEPTH:
         raise pickle.UnpicklingError(f"it is nested deeper than {MAX_DEPTH}")
     if value is None or isinstance(value, str | bytes | bytearray | int | float | complex):

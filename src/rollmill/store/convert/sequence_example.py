@@ -33,7 +33,7 @@ _MOST_NAMES = 10_000
 
 
 def sequence_example(context: Mapping[str, Pieces], lists: Mapping[str, Iterable[Pieces]]) -> Pieces:
-    """A whole message; features by name, and lists of features (one per step) by name."""
+    """Encode a whole message: features by name, and lists of features (one per step) by name."""
     features = [piece for name, feature in context.items() for piece in _entry(name, feature)]
     steps: Pieces = []
     for name, items in lists.items():
@@ -43,7 +43,7 @@ def sequence_example(context: Mapping[str, Pieces], lists: Mapping[str, Iterable
 
 
 def example(features: Mapping[str, Pieces]) -> Pieces:
-    """A whole message of features by name."""
+    """Encode a whole message of features by name."""
     return _delimited(1, [piece for name, feature in features.items() for piece in _entry(name, feature)])
 
 
@@ -52,17 +52,17 @@ def bytes_feature(values: Sequence[bytes]) -> Pieces:
 
 
 def float_feature(values: Array) -> Pieces:
-    """Floats of 32 bits, packed."""
+    """Encode floats of 32 bits, packed."""
     return _delimited(_FLOAT, _delimited(1, [np.ascontiguousarray(values, "<f4").tobytes()]))
 
 
 def int64_feature(values: Array | Sequence[int]) -> Pieces:
-    """Integers of up to 64 bits with a sign, packed."""
+    """Encode integers of up to 64 bits with a sign, packed."""
     return _delimited(_INT64, _delimited(1, [b"".join(varint(int(value)) for value in np.ravel(values))]))
 
 
 def varint(value: int) -> bytes:
-    """Seven bits per byte, the lowest first; negative numbers as their two's complement of 64 bits."""
+    """Encode a number: seven bits per byte, the lowest first; negative ones as their two's complement of 64 bits."""
     value &= 0xFFFFFFFFFFFFFFFF
     out = bytearray()
     while value > 0x7F:
@@ -73,7 +73,7 @@ def varint(value: int) -> bytes:
 
 
 def _entry(name: str, value: Pieces) -> Pieces:
-    """One entry of a map: key = 1, value = 2."""
+    """Encode one entry of a map: key = 1, value = 2."""
     return _delimited(1, [*_delimited(1, [name.encode("utf-8")]), *_delimited(2, value)])
 
 
@@ -96,7 +96,7 @@ class Feature:
     body: memoryview
 
     def texts(self) -> Iterator[memoryview]:
-        """The values of a list of bytes, one after another."""
+        """Yield the values of a list of bytes, one after another."""
         if self.kind != _BYTES:
             raise WireError("it holds numbers, bytes are needed")
         for number, _, value in _fields(self.body):
@@ -104,7 +104,7 @@ class Feature:
                 yield value
 
     def numbers(self) -> Array:
-        """The values of a list of numbers: float32 or int64 ``[n]``."""
+        """Return the values of a list of numbers: float32 or int64 ``[n]``."""
         if self.kind == _BYTES:
             raise WireError("it holds bytes, numbers are needed")
         packed = bytearray()
@@ -125,7 +125,7 @@ class Feature:
 
 
 def read_message(data: memoryview) -> tuple[dict[str, memoryview], dict[str, memoryview]]:
-    """Features by name, and lists of features by name, of an ``Example`` or a ``SequenceExample``."""
+    """Read an ``Example`` or a ``SequenceExample``: its features by name, and its lists of features by name."""
     found: tuple[dict[str, memoryview], dict[str, memoryview]] = {}, {}
     for number, _, body in _fields(data):
         if number in (1, 2):
@@ -137,7 +137,7 @@ def read_message(data: memoryview) -> tuple[dict[str, memoryview], dict[str, mem
 
 
 def read_feature(data: memoryview) -> Feature:
-    """A feature; one that was never set has no values."""
+    """Read a feature; one that was never set has no values."""
     kind, body = _INT64, memoryview(b"")
     for number, wire, contents in _fields(data):
         if number in (_BYTES, _FLOAT, _INT64) and wire == _DELIMITED:
@@ -146,14 +146,14 @@ def read_feature(data: memoryview) -> Feature:
 
 
 def read_features(data: memoryview) -> Iterator[Feature]:
-    """The features of a list, one per step."""
+    """Yield the features of a list, one per step."""
     for number, _, body in _fields(data):
         if number == 1:
             yield read_feature(body)
 
 
 def _entries(data: memoryview) -> Iterator[tuple[str, memoryview]]:
-    """The entries of a map."""
+    """Yield the entries of a map."""
     for number, _, entry in _fields(data):
         if number != 1:
             continue
@@ -167,7 +167,7 @@ def _entries(data: memoryview) -> Iterator[tuple[str, memoryview]]:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """(number, kind on the wire, contents) of every field of a message; of a varint its bytes."""
+    """Yield (number, kind on the wire, contents) of every field of a message; of a varint its bytes."""
     position = 0
     while position < len(data):
         tag, position = _read_varint(data, position)
@@ -199,7 +199,7 @@ def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def _integers(packed: bytearray) -> Array:
-    """int64 from varints side by side. A piece at a time: the helper arrays take much more memory than the bytes."""
+    """Decode varints side by side as int64, a piece at a time: the helper arrays are much larger than the bytes."""
     data = np.frombuffer(packed, np.uint8)
     if len(data) and data[-1] >= 0x80:
         raise WireError("an integer has no end")

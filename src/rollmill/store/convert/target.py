@@ -45,7 +45,7 @@ class Exported:
 
 @contextmanager
 def new_folder(target: Path | str) -> Iterator[Path]:
-    """A folder to write into; renamed to ``target`` when the block ends well, else removed.
+    """Yield a folder to write into; it is renamed to ``target`` when the block ends well, else removed.
 
     Errors of the disk become ``StoreError`` (``StoreFull``), so callers need not think of them.
     """
@@ -66,7 +66,7 @@ def new_folder(target: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_file(target: Path | str) -> Iterator[Path]:
-    """The same for a single file: the name of a file to write."""
+    """Yield the name of a file to write; it is renamed to ``target`` when the block ends well, else removed."""
     path = _free(target)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with _disk_errors(path):
@@ -110,7 +110,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 def numbered(name: str, number: int, total: int, ending: str = "") -> str:
-    """``name-00003-of-00074`` and an ending."""
+    """Return ``name-00003-of-00074`` and an ending."""
     return f"{name}-{number:05d}-of-{total:05d}{ending}"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,14 @@ def export_episodes(
 def _write_shards(
     store: Store, episodes: Array, folder: Path, limit: float, total: int, progress: Progress | None
 ) -> list[tuple[Path, int]]:
-    """The files, with how many episodes each has. Their number is known at the end, so they are renamed then."""
+    """Write the files under draft names, as their number is not known yet; returns each with its number of episodes."""
     shards: list[tuple[Path, int]] = []
-    left, steps = [int(i) for i in episodes], 0
+    left, steps = deque(int(i) for i in episodes), 0
     while left:
         draft, count = folder / f"draft-{len(shards)}", 0
         with open(draft, "wb") as file:
             while left and file.tell() < limit:
-                i = left.pop(0)
+                i = left.popleft()
                 file.writelines(frame(encode_episode(store.schema, store.episode(i), store.end_record(i))))
                 count, steps = count + 1, steps + int(store.table.length[i])
                 if progress is not None:
@@ -111,7 +112,7 @@ def encode_episode(schema: StoreSchema, episode: Episode, end: EpisodeEnd) -> wi
 
 
 def _rows(column: Column, episode: Episode, schema: StoreSchema) -> wire.Pieces:
-    """All n + 1 rows of a column, one after the other."""
+    """Encode all n + 1 rows of a column, one after the other."""
     rows = episode.columns[column.name]
     if column.name == "action":
         rows = env_actions(schema.env.action, rows)
@@ -130,7 +131,7 @@ def _shown(column: Column) -> bool:
 
 
 def _names(schema: StoreSchema) -> dict[str, Column]:
-    """Columns by their names among the steps."""
+    """Return the columns by their names among the steps."""
     names = {column.name: f"observation/{field_name(column)}" for column in observation_columns(schema)}
     return {names.get(column.name, column.name.replace("/", ".")): column for column in schema.columns}
 
@@ -139,7 +140,7 @@ def _names(schema: StoreSchema) -> dict[str, Column]:
 
 
 def features(schema: StoreSchema) -> dict[str, Any]:
-    """What every feature is: the contents of ``features.json``."""
+    """Return what every feature is: the contents of ``features.json``."""
     steps: dict[str, Any] = {"discount": _tensor("float32")}
     steps |= {name: _tensor("bool") for name in ("is_first", "is_last", "is_terminal")}
     observation: dict[str, Any] = {}

@@ -78,7 +78,7 @@ def export_episodes(
 
 
 def describe(schema: StoreSchema) -> dict[str, dict[str, object]]:
-    """How every feature list is written: the contents of ``features.json``."""
+    """Return how every feature list is written: the contents of ``features.json``."""
     return {
         column.name: {
             "list": list_kind(column),
@@ -108,14 +108,14 @@ def _lists(schema: StoreSchema) -> list[Column | _Step]:
 
 
 def list_kind(column: Column | _Step) -> str:
-    """In which of the three lists of a feature a column's numbers go, so that none is rounded."""
+    """Return in which of the three lists of a feature a column's numbers go, so that none is rounded."""
     if column.dtype in ("float64", "uint64") or (column.dtype == "uint8" and column.shape):
         return "bytes"
     return "float" if np.dtype(column.dtype).kind == "f" else "int64"
 
 
 def _sizes(schema: StoreSchema, lengths: Array) -> Array:
-    """About the bytes of each episode's record: integers take 3 bytes on average, every entry a few more."""
+    """Estimate the bytes of each episode's record: integers take 3 bytes on average, every entry a few more."""
     row = 0
     for column in _lists(schema):
         numbers = math.prod(column.shape)

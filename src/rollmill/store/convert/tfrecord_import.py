@@ -70,7 +70,7 @@ class ImportOptions:
 def import_episodes(
     sources: Sequence[str], target: Path, options: ImportOptions, progress: Progress | None = None
 ) -> Imported:
-    """A new store with the episodes of all files, in the order given; a folder stands for the files in it."""
+    """Write a new store with the episodes of all files, in the order given; a folder stands for the files in it."""
     files = _files(sources)
     schema = None if options.fields or options.per_step else _schema(files)
     if schema is not None:
@@ -94,7 +94,7 @@ def _files(sources: Sequence[str]) -> list[Path]:
 
 
 def _schema(files: Sequence[Path]) -> StoreSchema | None:
-    """What ``schema.json`` beside the files says; None where there is none."""
+    """Read the ``schema.json`` beside the files; returns None where there is none."""
     found: dict[Path, StoreSchema | None] = {}
     for folder in dict.fromkeys(path.parent for path in files):
         path = folder / SCHEMA_FILE
@@ -108,7 +108,7 @@ def _schema(files: Sequence[Path]) -> StoreSchema | None:
 
 
 def _lossless(schema: StoreSchema) -> StoreSchema:
-    """The schema with images that are not compressed once more by a codec that changes them."""
+    """Return the schema, but images are not compressed once more by a codec that changes them."""
     return replace(schema, columns=tuple(replace(c, codec="auto") if c.lossy else c for c in schema.columns))
 
 
@@ -203,7 +203,7 @@ class _Layout:
         return cls(named)
 
     def find(self, record: Record, role: str) -> Wanted | None:
-        """The feature of a role in a record; None where nobody has named one and none of the usual ones is there."""
+        """Return the feature of a role in a record; None if nobody has named one and the usual ones are missing."""
         usual = (Wanted(name) for name in ROLES[role] if name in record)
         return self.named.get(role) or next(usual, None)
 
@@ -218,13 +218,13 @@ class _Layout:
         return several or {"obs": self.need(record, "obs")}
 
     def flag(self, record: Record, role: str) -> bool:
-        """What the last number of a flag says."""
+        """Return what the last number of a flag says."""
         wanted = self.find(record, role)
         return wanted is not None and bool(record.rows(wanted, 1).reshape(-1)[-1:].any())
 
 
 def _from_episodes(files: Sequence[Path], layout: _Layout) -> Iterator[tuple[str, FoundEpisode]]:
-    """A record is an episode."""
+    """Yield the episodes of files in which a record is an episode."""
     for record in read_records(files):
         where = record.where
         rewards = record.rows(replace(layout.need(record, "reward"), shape=()))
@@ -243,7 +243,7 @@ def _from_episodes(files: Sequence[Path], layout: _Layout) -> Iterator[tuple[str
 
 
 def _from_steps(files: Sequence[Path], layout: _Layout) -> Iterator[tuple[str, FoundEpisode]]:
-    """A record is a step; an episode ends with the one that says so, and with its file."""
+    """Yield the episodes of files with a record per step; one ends with the step that says so, and with its file."""
     for file in files:
         steps: list[dict[str, Array]] = []
         size, most = 0, free_memory() / 8  # joining them takes them twice
@@ -267,7 +267,7 @@ def _from_steps(files: Sequence[Path], layout: _Layout) -> Iterator[tuple[str, F
 
 
 def _joined(steps: list[dict[str, Array]], terminated: bool, truncated: bool, where: str) -> FoundEpisode:
-    """An episode from its steps. Where nothing says that it ended, the last observation is the final one."""
+    """Join steps into an episode. Where nothing says that it ended, the last observation is the final one."""
     try:
         columns = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
     except ValueError as error:

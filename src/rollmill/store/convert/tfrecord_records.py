@@ -36,7 +36,7 @@ class Wanted:
 
 
 def free_memory() -> float:
-    """Bytes, or a modest guess."""
+    """Return the bytes of free memory, or a modest guess."""
     return available_memory() or 8e9
 
 
@@ -55,11 +55,11 @@ class Record:
 
     @property
     def there(self) -> str:
-        """What it has, for messages."""
+        """The features that the record has, for messages."""
         return f"it has {', '.join(sorted((*self.lists, *self.features))) or 'nothing'}"
 
     def rows(self, wanted: Wanted, count: int | None = None) -> Array:
-        """``[n, *shape]``. ``count`` rows are there where neither the shape nor a feature for each says how many."""
+        """Return ``[n, *shape]``; n is ``count`` if neither the shape nor a feature for each row says how many."""
         if wanted.feature not in self:
             raise StoreError(f"{self.where} has no {wanted.feature} ({self.there})")
         try:
@@ -71,7 +71,7 @@ class Record:
 
 
 def read_records(files: Sequence[Path]) -> Iterator[Record]:
-    """The records of all files; the first bad one ends it."""
+    """Yield the records of all files; the first bad one ends it with an error."""
     for path in files:
         most = free_memory() / 4
         try:
@@ -105,7 +105,7 @@ def _payloads(path: Path, fd: int, most: float) -> Iterator[tuple[str, bytes]]:
 
 
 def _by_step(features: Iterator[Feature], wanted: Wanted, most: float) -> Array:
-    """A feature for each row."""
+    """Read rows that have a feature each."""
     rows, shape, dtype, count = bytearray(), wanted.shape, wanted.dtype or "float32", 0
     for feature in features:
         values = _numbers(feature, wanted, most - len(rows))
@@ -122,7 +122,7 @@ def _by_step(features: Iterator[Feature], wanted: Wanted, most: float) -> Array:
 
 
 def _side_by_side(feature: Feature, wanted: Wanted, count: int | None, most: float) -> Array:
-    """All rows in one feature."""
+    """Read rows that are all in one feature."""
     values, shape = _numbers(feature, wanted, most), wanted.shape
     if shape is None:
         if count is None:
@@ -135,7 +135,7 @@ def _side_by_side(feature: Feature, wanted: Wanted, count: int | None, most: flo
 
 
 def _numbers(feature: Feature, wanted: Wanted, most: float) -> Array:
-    """All numbers of a feature, one after another; of images that take up to ``most`` bytes unpacked."""
+    """Return all numbers of a feature, one after another; of images that take up to ``most`` bytes unpacked."""
     if not feature.is_bytes:
         return _cast(feature.numbers(), wanted.dtype)
     dtype = np.dtype(wanted.dtype or "uint8").newbyteorder("<")

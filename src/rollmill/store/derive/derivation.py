@@ -92,7 +92,7 @@ class NewStore:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """What ``made_by.json`` of a derived store says."""
+    """Read what ``made_by.json`` of a derived store says."""
     file = path / RECIPE_FILE
     if not path.exists():
         raise StoreError(f"nothing to resume: {path} does not exist")
@@ -110,7 +110,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def check_free(target: Path) -> None:
-    """``StoreError`` if there is something at the target already."""
+    """Raise StoreError if there is something at the target already."""
     if os.path.lexists(target):
         raise StoreError(f"{target} exists; choose another target, or continue an interrupted job with --resume")
 

@@ -79,7 +79,7 @@ def _check_alike(stores: list[Store], any_env: bool) -> None:
 
 
 def _differences(mine: StoreSchema, theirs: StoreSchema, any_env: bool) -> list[str]:
-    """Lines of differences that matter: how columns are compressed does not, blocks say it themselves."""
+    """Return lines of differences that matter: how columns are compressed does not, blocks say it themselves."""
     if mine.layout == theirs.layout:
         theirs = dataclasses.replace(theirs, columns=mine.columns)
         if any_env:
@@ -99,7 +99,7 @@ def _check_whole(stores: list[Store], skip_damaged: bool, report: MergeReport) -
 
 
 def _plan(stores: list[Store], report: MergeReport) -> list[Array]:
-    """Which episodes of each store to copy: of every uid one, the longest, else the first."""
+    """Choose the episodes of each store to copy: of every uid one, the longest, else the first."""
     source = np.repeat(np.arange(len(stores)), [len(store) for store in stores])
     number = np.concatenate([np.arange(len(store)) for store in stores])
     uid = np.concatenate([store.table.uid for store in stores])
@@ -145,7 +145,7 @@ def _copy(
 
 
 def _part(progress: Progress | None, plan: list[Array], number: int, stores: list[Store]) -> Progress | None:
-    """Progress within one store as progress within all."""
+    """Return what reports progress within one store as progress within all."""
     if progress is None:
         return None
     sums = [int(store.table.length[episodes].sum()) for store, episodes in zip(stores, plan)]

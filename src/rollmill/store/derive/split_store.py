@@ -30,7 +30,7 @@ class Part:
 
 
 def by_fraction(store: Store, episodes: Array, fractions: Mapping[str, float]) -> dict[str, Array]:
-    """Episodes by the hash of their uid: the same episode always goes to the same part, however the store grows.
+    """Divide episodes by the hash of their uid: the same episode always goes to the same part, however the store grows.
 
     ``fractions`` add up to at most 1; the rest is left out. The first one is what ``split.Split`` calls validation.
     """

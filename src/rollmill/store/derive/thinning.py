@@ -17,7 +17,7 @@ NAME = "thinned.json"
 
 
 def share_left(store: Path) -> float:
-    """1 for a store that was never thinned."""
+    """Return the share of episodes that thinning has left, 1 for a store that was never thinned."""
     path = store / NAME
     try:
         share = read_json(path)["share"]
@@ -31,5 +31,5 @@ def share_left(store: Path) -> float:
 
 
 def note_share(store: Path, share: float) -> None:
-    """Written before anything is dropped: a crash in between leaves more than it says, never less."""
+    """Write the share down before anything is dropped: a crash in between leaves more than it says, never less."""
     atomic.write_json(store / NAME, {"share": share})

@@ -77,7 +77,7 @@ class OpenEpisode:
 
 
 def check_rows(schema: StoreSchema, columns: Mapping[str, Any]) -> tuple[dict[str, Array], int]:
-    """The columns as arrays of the schema's dtypes, and their number of rows; ``StoreError`` names the wrong one."""
+    """Return the columns as arrays of the schema's dtypes, and their number of rows; StoreError names a wrong one."""
     if "action" not in columns:
         raise StoreError("rows need the column 'action'")
     count = len(columns["action"])

@@ -32,7 +32,7 @@ def decode_column(block: Block, position: int, column: Column, out: Array, skip:
 
 
 def decode_block(schema: StoreSchema, block: Block) -> dict[str, Array]:
-    """All columns of a block, ``[rows, ...]`` each; ``CodecError`` if it is not one of this schema."""
+    """Decode all columns of a block, ``[rows, ...]`` each; raises CodecError if it is not one of this schema."""
     if len(block.sizes) != len(schema.columns):
         raise CodecError(f"{len(block.sizes)} columns, the store has {len(schema.columns)}")
     arrays = {}

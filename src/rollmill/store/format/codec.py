@@ -81,7 +81,7 @@ def _compressor(level: int, planes: bool) -> Any:
 def decode_into(codec: int, data: memoryview, column: Column, rows: int, out: Array, skip: int = 0) -> None:
     """Decode rows ``skip`` .. ``skip + len(out)`` of a buffer's ``rows`` rows into ``out`` (C-contiguous).
 
-    ``CodecError`` if the buffer does not hold exactly that many rows of the column.
+    Raises CodecError if the buffer does not hold exactly that many rows of the column.
     """
     nbytes, first = rows * column.row_bytes, skip * column.row_bytes
     if codec == RAW:
@@ -134,7 +134,7 @@ def _in_planes(rows: Array) -> memoryview:
 
 
 def _interleave(planes: Array, out: Array) -> None:
-    """Planes ``[n, channels, height, width]`` as images ``[n, height, width, channels]`` into ``out``."""
+    """Write planes ``[n, channels, height, width]`` as images ``[n, height, width, channels]`` into ``out``."""
     count, channels = planes.shape[:2]
     merge = _opencv_merge()
     if merge is not None and planes.size:
@@ -147,7 +147,7 @@ def _interleave(planes: Array, out: Array) -> None:
 
 @cache
 def _opencv_merge() -> Any:
-    """OpenCV's function for it where that is installed (ViZDoom needs it): windows of images come a sixth faster."""
+    """Return OpenCV's merge where that is installed (ViZDoom needs it): windows of images come a sixth faster."""
     try:
         import cv2
     except ImportError:
@@ -159,7 +159,7 @@ _local = threading.local()
 
 
 def _decompressor() -> Any:
-    """One per thread: zstd contexts must not be shared by threads."""
+    """Return this thread's decompressor: zstd contexts must not be shared by threads."""
     try:
         return _local.decompressor
     except AttributeError:
@@ -177,7 +177,7 @@ def _check_content_size(data: memoryview, nbytes: int) -> None:
 
 
 def _inflated(data: memoryview, nbytes: int, content_bytes: int) -> Array:
-    """The first ``nbytes`` of a zstd frame's content, which has ``content_bytes`` (as ``_check_content_size`` saw)."""
+    """Return the first ``nbytes`` of a zstd frame's content of ``content_bytes`` (``_check_content_size`` saw that)."""
     if nbytes > WHOLE_SHARE * content_bytes:
         try:
             return np.frombuffer(_decompressor().decompress(data), np.uint8, count=nbytes)

@@ -59,7 +59,7 @@ class Frame:
 
 
 def masked_crc(*parts: bytes) -> int:
-    """TFRecord's checksum of the concatenated parts: crc32c, rotated and shifted."""
+    """Return TFRecord's checksum of the concatenated parts: crc32c, rotated and shifted."""
     crc = 0
     for part in parts:
         crc = google_crc32c.extend(crc, part)
@@ -74,7 +74,7 @@ def frame(parts: Sequence[bytes]) -> list[bytes]:
 
 
 def read_length(fd: int, offset: int, file_bytes: int) -> int:
-    """The length of the payload at ``offset``; a length that reaches beyond the file is never believed."""
+    """Read the length of the payload at ``offset``; a length that reaches beyond the file is never believed."""
     head = os.pread(fd, HEAD_BYTES, offset)
     if len(head) < HEAD_BYTES:
         raise FrameError(f"the file ends {len(head)} bytes into the record's length", torn=True)
@@ -87,13 +87,13 @@ def read_length(fd: int, offset: int, file_bytes: int) -> int:
 
 
 def read_frame(fd: int, offset: int, file_bytes: int, *, verify: bool = True) -> bytes:
-    """The payload of the frame at ``offset`` of a file of ``file_bytes``; ``FrameError`` if it is not good."""
+    """Read the payload of the frame at ``offset`` of a file of ``file_bytes``; raises FrameError if it is not good."""
     length = read_length(fd, offset, file_bytes)
     return read_payload(fd, offset, length, verify=verify)
 
 
 def read_payload(fd: int, offset: int, length: int, *, verify: bool = True) -> bytes:
-    """The payload of the frame at ``offset``, whose length is known (from an index, or from its head)."""
+    """Read the payload of the frame at ``offset``, whose length is known (from an index, or from its head)."""
     payload = _pread(fd, length, offset + HEAD_BYTES)
     if len(payload) < length:
         raise FrameError(f"the file ends {len(payload)} bytes into a record of {length}", torn=True)
@@ -152,7 +152,7 @@ def _has_length(fd: int, offset: int, file_bytes: int) -> bool:
 
 
 def _next_good(fd: int, offset: int, file_bytes: int) -> int:
-    """Where to go on after the damaged record at ``offset``.
+    """Return where to go on after the damaged record at ``offset``.
 
     If its length can be trusted, behind it; else at the next tag that has a true length before it.
     """

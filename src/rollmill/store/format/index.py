@@ -1,8 +1,8 @@
 """The index of a shard: its episodes and where their blocks lie, so that opening a store reads no shard.
 
-An index file is one checksummed frame (see ``frames``) around a msgpack map; tables are little-endian numpy
-records (``EPISODE``, ``PLACE``). It repeats what the shard says, so it can be rebuilt from it; when the shard has lost
-something, the index may be the last to know of it (see ``lost``).
+An index file is one checksummed frame (see ``store.format.framing``) around a msgpack map; tables are little-endian
+numpy records (``EPISODE``, ``PLACE``). It repeats what the shard says, so it can be rebuilt from it; when the shard has
+lost something, the index may be the last to know of it (see ``store.care.lost``).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class IndexBuilder:
         self.count = 0
 
     def add(self, end: EpisodeEnd, blocks: Sequence[BlockPlace], place: BlockPlace | None) -> None:
-        """One more episode; ``place`` is that of its end record, None if it has none."""
+        """Add one more episode; ``place`` is that of its end record, None if it has none."""
         stats = msgpack.packb(dict(end.stats)) if end.stats else b""
         last = place or LOST
         stored = sum(block.length + frames.FRAME_BYTES for block in blocks if not block.lost)
@@ -139,7 +139,7 @@ class IndexBuilder:
         self.count += 1
 
     def add_unfinished(self, uid: int, found: list[BlockPlace]) -> None:
-        """An episode that has no end record. These come last, so that the numbers of the others never change."""
+        """Add an episode that has no end record. These come last, so that the numbers of the others never change."""
         steps, blocks = usable_run(found)
         if steps < 1:
             return
@@ -195,7 +195,7 @@ def empty_index(shard: str) -> ShardIndex:
 
 
 def write_index(path: Path, index: ShardIndex) -> None:
-    """Write an index file atomically; raises ``OSError``."""
+    """Write an index file atomically; an error of the disk is raised as OSError."""
     header = {
         "format": FORMAT,
         "shard": index.shard,
@@ -209,7 +209,7 @@ def write_index(path: Path, index: ShardIndex) -> None:
 
 
 def read_index(path: Path, shard: str, shard_bytes: int) -> ShardIndex:
-    """Read the index of a sealed shard of that name and size; ``IndexDamaged`` if it cannot be trusted."""
+    """Read the index of a sealed shard of that name and size; raises IndexDamaged if it cannot be trusted."""
     index = load_index(path)
     if index.shard != shard:
         raise IndexDamaged(f"its index is that of {index.shard}")
@@ -219,7 +219,7 @@ def read_index(path: Path, shard: str, shard_bytes: int) -> ShardIndex:
 
 
 def load_index(path: Path) -> ShardIndex:
-    """Read an index file, whatever shard it speaks of; ``IndexDamaged`` if it is not whole."""
+    """Read an index file, whatever shard it speaks of; raises IndexDamaged if it is not whole."""
     try:
         with open(path, "rb", buffering=0, opener=plain_file) as file:
             size = os.fstat(file.fileno()).st_size
@@ -265,7 +265,7 @@ def _episodes(data: memoryview, version: int) -> Array:
 
 
 def end_from_row(row: Any, index: ShardIndex) -> EpisodeEnd:
-    """The end record as the index repeats it."""
+    """Return the end record as the index repeats it."""
     values = {name: row[name].item() for name in EPISODE.names or ()}
     start = values["stats_start"]
     stats = index.stats[start : start + values["stats_bytes"]]

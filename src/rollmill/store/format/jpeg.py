@@ -27,7 +27,7 @@ def make_encoder(quality: int) -> Callable[[Array], bytes]:
 
 
 def decode_into(data: memoryview, rows: int, out: Array, skip: int = 0) -> None:
-    """Decode images ``skip`` .. ``skip + len(out)`` of a buffer of ``rows``; ``ValueError`` if it is something else."""
+    """Decode images ``skip`` .. ``skip + len(out)`` of a buffer of ``rows``; raises ValueError if it is not that."""
     cv2 = load_opencv()
     if len(data) < 4 * rows:
         raise ValueError(f"{len(data)} bytes cannot hold {rows} images")
@@ -45,7 +45,7 @@ def decode_into(data: memoryview, rows: int, out: Array, skip: int = 0) -> None:
 
 
 def load_opencv() -> Any:
-    """The module ``cv2``; MissingExtraError where it is not installed."""
+    """Import and return ``cv2``; raises MissingExtraError where it is not installed."""
     try:
         import cv2
     except ImportError as error:

@@ -88,7 +88,7 @@ class OpenShard:
         return durable
 
     def abandon(self, uid: int, blocks: list[BlockPlace]) -> None:
-        """An open episode that will get no end record."""
+        """Note that an open episode will get no end record."""
         self.episodes.discard(uid)
         if blocks:
             self._unfinished[uid] = blocks
@@ -122,7 +122,7 @@ class OpenShard:
 
 
 def _write_all(fd: int, pieces: list[bytes], size: int) -> None:
-    """``writev`` until everything is written."""
+    """Call ``writev`` until everything is written."""
     written = os.writev(fd, pieces[:_MAX_PIECES])
     if written == size:
         return

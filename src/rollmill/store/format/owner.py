@@ -26,7 +26,7 @@ def this_process() -> Owner:
 
 
 def state_of(owner: Owner) -> State:
-    """Whether the owner of a shard lives; "unknown" unless this machine and container can tell for certain."""
+    """Return whether the owner of a shard lives; "unknown" unless this machine and container can tell for certain."""
     here = this_process()
     if not here.boot or not here.namespace or (owner.boot, owner.namespace) != (here.boot, here.namespace):
         return "unknown"
@@ -35,7 +35,7 @@ def state_of(owner: Owner) -> State:
 
 
 def writer_name() -> str:
-    """A name no other writer has, on any machine; sorts by time: ``20261103T141119-host-1234-a1b2c3``."""
+    """Return a name no other writer has, on any machine; sorts by time: ``20261103T141119-host-1234-a1b2c3d4``."""
     host = re.sub(r"[^A-Za-z0-9]+", "_", socket.gethostname())[:40] or "host"
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
 

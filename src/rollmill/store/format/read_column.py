@@ -19,7 +19,7 @@ HEAD_BYTES = 1024
 
 
 def read_block_column(fd: int, offset: int, length: int) -> tuple[Block, int]:
-    """The block whose frame begins at ``offset``, without its data, and where in the file its buffers begin."""
+    """Read the block whose frame begins at ``offset``, without its data, and where in the file its buffers begin."""
     start = offset + frames.HEAD_BYTES
     block, begin = peek_block(os.pread(fd, min(length, HEAD_BYTES), start), length)
     return block, start + begin
@@ -28,9 +28,9 @@ def read_block_column(fd: int, offset: int, length: int) -> tuple[Block, int]:
 def read_column(
     fd: int, block: Block, begin: int, position: int, column: Column, out: Array, *, verify: bool = True
 ) -> None:
-    """The column at ``position`` of the schema, all steps of the block, into ``out`` (C-contiguous).
+    """Read the column at ``position`` of the schema, all steps of the block, into ``out`` (C-contiguous).
 
-    ``RecordError`` if it cannot be shown to be undamaged without reading the whole block.
+    Raises RecordError if it cannot be shown to be undamaged without reading the whole block.
     """
     size = block.sizes[position]
     data = os.pread(fd, size, begin + sum(block.sizes[:position]))

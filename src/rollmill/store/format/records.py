@@ -96,7 +96,7 @@ def encode_header(header: Header) -> list[bytes]:
 def encode_block(
     uid: int, first: int, steps: int, obs_rows: int, buffers: list[tuple[int, bytes]], info: EpisodeInfo | None = None
 ) -> list[bytes]:
-    """The parts of a block's payload; ``buffers`` are (codec id, bytes) in the order of the schema's columns.
+    """Return the parts of a block's payload; ``buffers`` are (codec id, bytes) in the order of the schema's columns.
 
     An episode's first block carries its ``info``, for the case that its end record is never written.
     """
@@ -116,13 +116,13 @@ def encode_block(
 
 
 def _seed(header: Mapping[str, Any]) -> int:
-    """What the checksum of a buffer begins with: whose it is and how it is to be read."""
+    """Return what the checksum of a buffer begins with: whose it is and how it is to be read."""
     described: bytes = msgpack.packb([header[key] for key in "ufnocs"])
     return int(google_crc32c.value(described))
 
 
 def buffer_is_good(block: Block, position: int, data: bytes) -> bool:
-    """Whether these are the bytes of the column at ``position``, and of this very block; False where nothing says so.
+    """Return whether these are the bytes of the column at ``position`` of this very block; False if nothing says so.
 
     The checksum covers the parts of the block's map that a reader goes by, too: a block whose map is damaged, or that
     lies in the place of another one, does not pass.
@@ -140,7 +140,7 @@ def encode_end(end: EpisodeEnd) -> list[bytes]:
 
 
 def parse(payload: bytes) -> Record:
-    """The record in a payload whose checksum was good; ``RecordError`` if it is none of ours."""
+    """Return the record in a payload whose checksum was good; raises RecordError if it is none of ours."""
     tag, header, data = split(payload)
     if tag == BLOCK:
         return _block(header, data, len(data))
@@ -159,9 +159,9 @@ def parse_block(payload: bytes) -> Block:
 
 
 def peek_block(head: bytes, length: int) -> tuple[Block, int]:
-    """A block by the first bytes of its payload of ``length``; its ``data`` are what ``head`` has of them.
+    """Return a block by the first bytes of its payload of ``length``; its ``data`` are what ``head`` has of them.
 
-    Also returns where in the payload its buffers begin. ``RecordError`` too if ``head`` ends within the map.
+    Also returns where in the payload its buffers begin. Raises RecordError too if ``head`` ends within the map.
     """
     tag, header, data = split(head)
     if tag != BLOCK:
@@ -171,7 +171,7 @@ def peek_block(head: bytes, length: int) -> tuple[Block, int]:
 
 
 def split(payload: bytes) -> tuple[bytes, dict[str, Any], memoryview]:
-    """Tag, msgpack map and the bytes after it."""
+    """Split a payload into its tag, its msgpack map and the bytes after it."""
     if len(payload) < _PREFIX.size:
         raise RecordError(f"{len(payload)} bytes are too few for a record")
     tag, size = _PREFIX.unpack_from(payload)

@@ -197,7 +197,7 @@ class StoreSchema:
         created_by: str | None = None,
         made: Mapping[str, Any] | None = None,
     ) -> StoreSchema:
-        """The schema for episodes of an environment: observations, action, required columns, info, then ``extra``."""
+        """Make the schema for an environment's episodes: observations, action, required columns, info, ``extra``."""
         columns = [Column.of(f, "obs", image_codec if f.is_image else "auto", prefix=OBS) for f in spec.observation]
         columns += [Column.of(f) for f in (spec.action.field, *REQUIRED)]
         columns += [Column.of(f, "obs", prefix=INFO) for f in spec.info]
@@ -287,7 +287,7 @@ class StoreSchema:
             raise StoreError(f"the schema makes no sense ({type(error).__name__}: {error})") from error
 
     def differences(self, other: StoreSchema) -> list[str]:
-        """One line per thing in which ``other`` is different; who has written them is left aside."""
+        """Return one line per thing in which ``other`` is different; who has written them is left aside."""
         lines = [
             f"{name}: {_short(mine)} here, {_short(theirs)} there"
             for name, mine, theirs in (
@@ -324,7 +324,7 @@ def create_store(path: Path, schema: StoreSchema, parents: bool = True) -> Store
 
 
 def agree(path: Path, schema: StoreSchema) -> StoreSchema:
-    """The schema of the store that is at ``path``; StoreError where there is none, or another one."""
+    """Return the schema of the store that is at ``path``; raises StoreError where there is none, or another one."""
     found = load_schema(path)
     if found.hash != schema.hash:
         lines = "".join(f"\n  {line}" for line in schema.differences(found))
@@ -333,18 +333,18 @@ def agree(path: Path, schema: StoreSchema) -> StoreSchema:
 
 
 def schema_text(schema: StoreSchema, indent: int | None = None) -> str:
-    """The contents of ``store.json``, checksum included; every shard's header holds a copy."""
+    """Return the contents of ``store.json``, checksum included; every shard's header holds a copy."""
     data = schema.to_json()
     return json.dumps({"schema": data, "hash": _digest(data)}, indent=indent, allow_nan=False) + "\n"
 
 
 def is_store(path: Path) -> bool:
-    """Whether a folder holds a store, damaged ones included."""
+    """Return whether a folder holds a store, damaged ones included."""
     return os.path.lexists(path / STORE_FILE) or os.path.isdir(path / SHARD_FOLDER)
 
 
 def store_at(path: Path | str) -> Path:
-    """Which store a path means, absolute: the folder itself or, of a run's folder, the recording in it."""
+    """Return the store that a path means, absolute: the folder itself or, of a run's folder, the recording in it."""
     folder = Path(path).absolute()
     recording = RunFolder(folder).data
     return recording if not is_store(folder) and is_store(recording) else folder
@@ -391,7 +391,7 @@ def _digest(data: Any) -> str:
 
 
 def _with_bounds(env: Mapping[str, Any], turn: Callable[[Any], Any]) -> dict[str, Any]:
-    """The action's bounds as strings and back: JSON has no infinity, and repr keeps every float exact."""
+    """Turn the action's bounds into strings or back: JSON has no infinity, and repr keeps every float exact."""
     action = dict(env["action"])
     for name in ("low", "high"):
         action[name] = [turn(bound) for bound in action[name]]
@@ -399,7 +399,7 @@ def _with_bounds(env: Mapping[str, Any], turn: Callable[[Any], Any]) -> dict[str
 
 
 def _plain(value: Any) -> Any:
-    """The value as it looks after a trip through JSON (tuples become lists)."""
+    """Return the value as it looks after a trip through JSON (tuples become lists)."""
     return json.loads(json.dumps(value))
 
 

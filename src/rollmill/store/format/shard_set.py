@@ -43,7 +43,7 @@ class ShardSet:
         self._synced_at = time.monotonic()
 
     def place(self, uid: int) -> OpenShard:
-        """The shard for a new episode, which is open in it from now on."""
+        """Return the shard for a new episode, which is open in it from now on."""
         if any(uid in shard.episodes for shard in self._open):
             raise StoreError(f"episode {uid:016x} is already open")
         shard = next((shard for shard in self._open if self._has_room(shard)), None) or self._add_shard()
@@ -104,7 +104,7 @@ class ShardSet:
         self._seal_if_full(shard)
 
     def abandon(self, shard: OpenShard, uid: int, blocks: list[BlockPlace]) -> None:
-        """An open episode that will get no end record."""
+        """Note that an open episode will get no end record."""
         shard.abandon(uid, blocks)
         if not self.failed:
             self._seal_if_full(shard)

@@ -81,7 +81,7 @@ class OddFile:
 
     @property
     def problem(self) -> Problem:
-        """Without indexes nothing is lost, the shards say it all again."""
+        """What is wrong, harmless where only indexes are missing: the shards say it all again."""
         harmless = not self.shard and self.path.name == INDEX_FOLDER
         return Problem(self.shard or self.path.name, -1, -1, f"{self.path.name}: {self.reason}", harmless=harmless)
 
@@ -94,21 +94,21 @@ class Listing:
     odd: list[OddFile]
 
     def check(self) -> None:
-        """``StoreError`` if the shards are there and cannot even be listed."""
+        """Raise StoreError if the shards are there and cannot even be listed."""
         for file in self.odd:
             if not file.shard and file.path.name == SHARD_FOLDER and os.path.lexists(file.path):
                 raise StoreError(f"{file.path}: {file.reason}")
 
 
 def list_shards(store: Path) -> list[ShardRef]:
-    """All shards that can be read, sorted by name (that is, by the time their writers started)."""
+    """Return all shards that can be read, sorted by name (that is, by the time their writers started)."""
     found = list_files(store)
     found.check()
     return found.shards
 
 
 def list_files(store: Path) -> Listing:
-    """All shards, and everything that should be one and is not: missing, a folder, a FIFO, without permission.
+    """Return all shards, and everything that should be one and is not: missing, a folder, a FIFO, without permission.
 
     Raises nothing: a folder that cannot be listed is odd, too.
     """
@@ -233,7 +233,7 @@ class ShardScan:
         self.tail_problems = pending
 
     def close(self, file_bytes: int, torn_is_damage: bool = True) -> None:
-        """Nobody writes this shard any more: what might have been a record under way is damage.
+        """Count what might have been a record under way as damage, for nobody writes this shard any more.
 
         The exception is a write that a kill has cut short, of which one record's beginning is left; not in a sealed
         shard (``torn_is_damage``).
@@ -280,7 +280,7 @@ class ShardScan:
 
 
 def usable_run(found: list[BlockPlace]) -> tuple[int, list[BlockPlace]]:
-    """(steps, blocks) of an episode without an end record, as far as its blocks follow each other.
+    """Return (steps, blocks) of an episode without an end record, as far as its blocks follow each other.
 
     Every episode has one observation more than steps, so the last step is given up where no final observation
     was written.

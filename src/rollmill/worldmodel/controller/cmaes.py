@@ -51,7 +51,7 @@ class Search:
         stds: Array | None = None,
         shrink: float = 1.0,
     ) -> None:
-        """``shrink``: factor of the step size after every generation, beside what CMA-ES itself does to it."""
+        """Begin a search; ``shrink``: factor of the step size after every generation, beside what CMA-ES does."""
         self.size, self.population = size, population
         self._shrink = shrink
         self._seeds = Seeds(seed).branch("search")
@@ -95,14 +95,14 @@ class Search:
         return np.asarray(self._es.stds, np.float64) / self.sigma
 
     def ask(self) -> Array:
-        """The members of the next generation ``[population, size]``; the same ones until ``tell``."""
+        """Return the members of the next generation ``[population, size]``; the same ones until ``tell``."""
         if not self._asked:
             self._rng = self._seeds.branch(self.generation).generator()
             self._asked = [np.asarray(x) for x in self._es.ask()]
         return np.stack(self._asked)
 
     def tell(self, returns: Array) -> None:
-        """The returns ``[population]`` of the members that were asked for."""
+        """Take in the returns ``[population]`` of the members that were asked for."""
         values = np.asarray(returns, np.float64)
         if values.shape != (self.population,):
             raise ValueError(f"{values.shape} returns for {self.population} members")
@@ -143,7 +143,7 @@ def resume_search(
     how: Literal["replay", "mean"],
     where: str,
 ) -> Search:
-    """The search that ``state`` was saved of; CheckpointError where a replay ends elsewhere."""
+    """Return the search that ``state`` was saved of; raises CheckpointError where a replay ends elsewhere."""
     population = state["told"].shape[1]
     size = len(state["mean"])
     origin = {"shrink": 1.0, **state["origin"]}  # versions before had none

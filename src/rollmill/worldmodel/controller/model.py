@@ -42,7 +42,7 @@ STATE_SHAPE = {
 
 
 def feature_count(settings: ControllerSettings, dynamics: Dynamics | None, latent: int) -> int:
-    """Return the features of a controller with these settings."""
+    """Return the number of features that a controller with these settings reads."""
     memory = dynamics.memory_size if dynamics is not None and settings.inputs == "zh" else 0
     if memory and settings.components:
         memory = settings.components
@@ -57,7 +57,7 @@ def build_net(
     action: ActionSpec,
     device: torch.device | str = "cpu",
 ) -> Net:
-    """The network of controllers with these settings."""
+    """Build the network of controllers with these settings."""
     features, outputs = feature_count(settings, dynamics, latent), ActionMap(action, settings.squash).outputs
     if settings.custom is not None:
         return build_own(settings.custom, settings.custom_args, features, outputs, device)
@@ -65,7 +65,7 @@ def build_net(
 
 
 def _axes(settings: ControllerSettings, dynamics: Dynamics | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean ``[H]`` and directions ``[H, components]`` of the memory."""
+    """Return mean ``[H]`` and directions ``[H, components]`` of the memory."""
     count = settings.components
     if dynamics is None or dynamics.axes is None:
         raise ConfigError(f"components={count}: this dynamics model knows no axes of its memory; fit it again")
@@ -104,17 +104,17 @@ class ControllerState:
         self._weights = torch.zeros(lanes, self.net.weights, device=device)
 
     def take(self, lanes: Tensor, weights: Tensor) -> None:
-        """These lanes ``[n]`` begin an episode, under controllers ``[n, P]`` (or ``[P]``)."""
+        """Begin an episode in lanes ``[n]``, under controllers ``[n, P]`` (or ``[P]``)."""
         self._weights[lanes] = weights.to(self._weights)
         if self._memory is not None and self.dynamics is not None:
             self.dynamics.forget(self._memory, lanes)
 
     def decide(self, lanes: Tensor, latents: Tensor) -> Tensor:
-        """Actions ``[n, ...]`` of lanes ``[n]`` that see ``[n, Z]``; the step goes into their memory."""
+        """Return actions ``[n, ...]`` of lanes ``[n]`` that see ``[n, Z]``; the step goes into their memory."""
         return self.step(latents, self._weights[lanes], self._memory, lanes)
 
     def step(self, latents: Tensor, weights: Tensor, memory: LaneMemory | None, lanes: Tensor) -> Tensor:
-        """The same under controllers ``[n, P]``, with a memory that somebody else keeps."""
+        """Decide as ``decide`` does, but under controllers ``[n, P]`` and with a memory that the caller keeps."""
         parts = [latents]
         h = memory.h[lanes] if memory is not None else None
         if h is not None and self._reads_memory:
@@ -146,7 +146,7 @@ class ControllerAgent:
 
 
 def image_field(spec: EnvSpec, encoder: ImageEncoder) -> str:
-    """The observation that the encoder reads; ConfigError where there is none, or several."""
+    """Return the observation that the encoder reads; raises ConfigError where there is none, or several."""
     if spec.agents > 1 or spec.masked:
         raise ConfigError(f"{spec.name}: controllers play environments with one agent and without action masks")
     fitting = [f.name for f in spec.observation if f.is_image and f.shape == tuple(encoder.image_shape)]
@@ -188,7 +188,7 @@ def save_controller(path: Path, saved: SavedController) -> None:
 
 
 def load_controller(path: Path | str) -> SavedController:
-    """The controller in a file; a folder stands for the ``controller.bin`` in it."""
+    """Load the controller in a file; a folder stands for the ``controller.bin`` in it."""
     file, tree = CONTROLLER.load(path, STATE_SHAPE)
     return SavedController(
         settings=saved_settings(ControllerSettings, tree["settings"], file),
@@ -201,7 +201,7 @@ def load_controller(path: Path | str) -> SavedController:
 
 
 def start_weights(path: Path, net: Net) -> Array:
-    """The weights of a saved controller to begin a search at; ConfigError where it has another shape."""
+    """Load a saved controller's weights to begin a search at; raises ConfigError where they have another shape."""
     weights: Array = load_controller(path).weights
     if weights.shape != (net.weights,):
         raise ConfigError(

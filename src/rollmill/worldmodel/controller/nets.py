@@ -57,7 +57,7 @@ class Layers:
 
 
 def _layer(x: Tensor, weights: Tensor, size: int) -> Tensor:
-    """``weights`` ``[n, (F + 1) * size]``: a matrix ``[size, F]``, then offsets ``[size]``."""
+    """Apply a layer; ``weights`` ``[n, (F + 1) * size]``: a matrix ``[size, F]``, then offsets ``[size]``."""
     count, width = x.shape
     matrix = weights[:, : width * size].reshape(count, size, width)
     return torch.einsum("noi,ni->no", matrix, x) + weights[:, width * size :]
@@ -86,7 +86,7 @@ class OwnNet:
 
 
 def build_own(custom: str, args: Mapping[str, Any], features: int, outputs: int, device: torch.device | str) -> OwnNet:
-    """The network that ``controller.custom`` names; ConfigError where it is none, or gives something else."""
+    """Build the network that ``controller.custom`` names; raises ConfigError where it is none, or does not fit."""
     label = f"controller.custom={custom}"
     found = import_object(custom, "controller.custom", _is_module)
     check_arguments(found, label, {"features": features, "outputs": outputs}, args)

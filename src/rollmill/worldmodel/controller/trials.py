@@ -53,7 +53,7 @@ class Layout:
 
 
 def share_out(episodes: int, envs: int, workers: int) -> Layout:
-    """The most environments (up to ``envs``) that divide ``episodes`` and can be divided among workers.
+    """Choose the most environments (up to ``envs``) that divide ``episodes`` and can be divided among workers.
 
     Two groups for each worker where that is possible: one is stepped while the other's actions are decided.
     """
@@ -65,7 +65,7 @@ def share_out(episodes: int, envs: int, workers: int) -> Layout:
 
 
 def layout_of(settings: ControllerSettings, cores: int, gpu: bool) -> Layout:
-    """Workers and environments for a generation.
+    """Choose workers and environments for a generation.
 
     A generation is over when its slowest worker is. Where a GPU decides, this process is busy all the time: it finds
     a core without a worker if the episodes can be divided among the others.
@@ -100,7 +100,7 @@ class PopulationPolicy(Policy):
     # -- a generation --------------------------------------------------------------------------
 
     def begin(self, members: Array) -> None:
-        """The next generation plays with these weights ``[members, P]``."""
+        """Let the next generation play with these weights ``[members, P]``."""
         self._generation += 1
         self._members = torch.from_numpy(np.asarray(members, np.float32))
         self.returns = np.full((self._schedule.members, self._schedule.trials), np.nan)
@@ -202,7 +202,7 @@ class Trials:
         environment: Mapping[str, str],
         gpu: bool = False,
     ) -> None:
-        """``gpu``: whether encoder and memory run on one."""
+        """Choose workers and environments; ``gpu``: whether encoder and memory run on one."""
         serial = settings.mode == "serial"
         self.layout = layout_of(settings, default_workers(), gpu)
         self._schedule = TrialSchedule(
@@ -240,13 +240,13 @@ class Trials:
         self._policy: PopulationPolicy | None = None
 
     def start(self, agent: ControllerAgent, field: str) -> None:
-        """``agent`` has ``layout.envs`` lanes."""
+        """Start the workers; ``agent`` has ``layout.envs`` lanes."""
         self._policy = PopulationPolicy(agent, self._schedule, self._spec, field)
         self._sampler = PatientSampler(self._plan, self._policy)
         self._sampler.start()
 
     def play(self, members: Array) -> Played:
-        """The next generation, to its end."""
+        """Play the next generation to its end."""
         sampler, policy = self._sampler, self._policy
         assert sampler is not None, "start comes first"
         assert policy is not None

@@ -62,7 +62,7 @@ class Sequences:
         return Sequences(*(getattr(self, f.name).to(device) for f in fields(self)))
 
     def split(self, parts: int) -> list[Sequences]:
-        """About equal parts along ``B``."""
+        """Split into about equal parts along ``B``."""
         pieces = [getattr(self, f.name).tensor_split(parts) for f in fields(self)]
         return [Sequences(*piece) for piece in zip(*pieces, strict=True)]
 
@@ -92,11 +92,11 @@ class LatentData:
         )
 
     def batch(self, number: int) -> Sequences:
-        """The batch of optimizer step ``number``."""
+        """Read the batch of optimizer step ``number``."""
         return self._draw(self.windows, "batch", number)
 
     def validation(self) -> list[Sequences]:
-        """Held-out batches, always the same ones; none where no episode was held out."""
+        """Read held-out batches, always the same ones; none where no episode was held out."""
         if self.held_out is None:
             return []
         return [self._draw(self.held_out, "validation", k) for k in range(VALIDATION_BATCHES)]
@@ -142,7 +142,7 @@ class LatentData:
         recall.store(np.concatenate(keys), np.concatenate(values), np.concatenate(owners))
 
     def origin(self) -> Origin:
-        """What a model fitted to these data must know of them."""
+        """Return what a model fitted to these data must know of them."""
         schema = self.source.schema
         rewards = [
             self.source.read(int(i), 0, int(self.source.table.length[i]), ["reward"])["reward"]
@@ -163,7 +163,7 @@ class LatentData:
         )
 
     def starts(self) -> Starts:
-        """First latents of training episodes that were recorded from their beginning."""
+        """Read first latents of training episodes that were recorded from their beginning."""
         whole = self.training[~np.asarray(self.source.table["partial_start"])[self.training]]
         rng = self._seeds.branch("starts").generator()
         chosen = rng.permutation(whole)[: self.settings.starts]
@@ -174,7 +174,7 @@ class LatentData:
 
 
 def check_latents(source: Source) -> None:
-    """StoreError unless the store holds means and standard deviations of latents."""
+    """Raise StoreError unless the store holds means and standard deviations of latents."""
     names = source.schema.names
     missing = [name for name in (MEAN, STD, "action", "reward") if name not in names]
     several = [name.removesuffix("_mean") for name in names if name.startswith(OBS) and name.endswith("_mean")]
@@ -192,7 +192,7 @@ def check_latents(source: Source) -> None:
 
 
 def spans(shape: tuple[int, ...], share: float, length: int, rng: np.random.Generator) -> Array:
-    """``[B, L]`` bool: about ``share`` of all steps, in spans of ``length`` that begin anywhere."""
+    """Draw which steps to hide, ``[B, L]`` bool: about ``share`` of all, in spans of ``length`` that begin anywhere."""
     begins = rng.random(shape) < 1 - (1 - share) ** (1 / length)
     hidden: Array = begins.copy()
     for k in range(1, length):
@@ -201,7 +201,7 @@ def spans(shape: tuple[int, ...], share: float, length: int, rng: np.random.Gene
 
 
 def draw_noise(shape: tuple[int, ...], mixtures: int, rng: np.random.Generator) -> Array:
-    """``[*shape, mixtures + 1]`` float32, as ``draw_through`` reads it."""
+    """Draw ``[*shape, mixtures + 1]`` float32 noise, as ``draw_through`` reads it."""
     noise = np.empty((*shape, mixtures + 1), np.float32)
     noise[..., :-1] = rng.random((*shape, mixtures), np.float32)
     noise[..., -1] = rng.standard_normal(shape, np.float32)
@@ -214,8 +214,8 @@ class DynamicsFitter(Fitter[Dynamics, Sequences]):
     def __init__(
         self, model: Dynamics, data: LatentData, devices: Sequence[torch.device], read_ahead: bool | None = None
     ) -> None:
-        """``read_ahead``: read the next batch while this one is fitted; unset: with a GPU. On a CPU the fit itself
-        keeps all cores busy.
+        """Set up the fit. ``read_ahead``: read the next batch while this one is fitted; unset: with a GPU, as on a CPU
+        the fit itself keeps all cores busy.
         """
         self.data, self.settings = data, model.settings
         s = self.settings
@@ -232,7 +232,7 @@ class DynamicsFitter(Fitter[Dynamics, Sequences]):
         self._next: tuple[int, Future[Sequences]] | None = None
 
     def next_batch(self) -> Sequences:
-        """The batch of this step; where there is a reader, it goes on with the one of the next."""
+        """Return the batch of this step; where there is a reader, it goes on with the one of the next."""
         if self._reader is None:
             return self.data.batch(self.step)
         ahead = self._next
@@ -248,7 +248,7 @@ class DynamicsFitter(Fitter[Dynamics, Sequences]):
         return batch.split(len(self.replicas.networks))
 
     def gradients(self, batch: Sequences) -> dict[str, float]:
-        """Pieces give sums over their steps; here they become means."""
+        """Set the gradients: pieces give sums over their steps, which become means here."""
         sums, real = super().gradients(batch), self.samples(batch)
         for parameter in self.model.parameters():
             if parameter.grad is not None:
@@ -266,7 +266,8 @@ class DynamicsFitter(Fitter[Dynamics, Sequences]):
 
     @torch.inference_mode()
     def validate(self) -> dict[str, float]:
-        """Mean losses on held-out sequences."""
+        """Return mean losses on held-out sequences."""
+        self.model.eval()
         sums: dict[str, float] = {}
         real = 0.0
         for batch in self.data.validation():
@@ -280,6 +281,7 @@ class DynamicsFitter(Fitter[Dynamics, Sequences]):
         """Return the directions in which memories of training sequences vary; None for a model without memory."""
         if not self.model.memory_size:
             return None
+        self.model.eval()
         found = []
         for number in range(AXES_BATCHES):
             batch = self.data.batch(number).to(self.device)
@@ -295,7 +297,7 @@ class DynamicsFitter(Fitter[Dynamics, Sequences]):
 
 
 def principal_axes(memories: Array) -> Axes:
-    """Of memories ``[N, size]``."""
+    """Return the principal axes of memories ``[N, size]``."""
     mean = memories.mean(0, dtype=np.float64)
     centred = memories - mean
     variances, directions = np.linalg.eigh(centred.T @ centred / len(memories))

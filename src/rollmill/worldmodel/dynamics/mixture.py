@@ -26,25 +26,25 @@ class Mixture(NamedTuple):
 
 
 def split_mixture(numbers: Tensor, size: int, components: int) -> Mixture:
-    """The outputs ``[..., 3 * Z * K]`` of a network as parameters; standard deviations are kept within bounds."""
+    """Turn a network's outputs ``[..., 3 * Z * K]`` into parameters; standard deviations are kept within bounds."""
     logits, mean, log_std = numbers.reshape(*numbers.shape[:-1], 3, size, components).unbind(-3)
     return Mixture(logits, mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD))
 
 
 def log_likelihood(x: Tensor, mixture: Mixture) -> Tensor:
-    """Return ``[..., Z]``: logarithm of the density of ``x`` ``[..., Z]``, number by number."""
+    """Return ``[..., Z]``: the logarithm of the density of ``x`` ``[..., Z]``, number by number."""
     standard = (x[..., None] - mixture.mean) * (-mixture.log_std).exp()
     log_normal = -0.5 * standard.square() - mixture.log_std - HALF_LOG_2PI
     return torch.logsumexp(functional.log_softmax(mixture.logits, -1) + log_normal, -1)
 
 
 def expectation(mixture: Mixture) -> Tensor:
-    """``[..., Z]``: the mean of the whole mixture."""
+    """Return ``[..., Z]``, the mean of the whole mixture."""
     return (functional.softmax(mixture.logits, -1) * mixture.mean).sum(-1)
 
 
 def draw(mixture: Mixture, temperature: float, generator: torch.Generator | None = None) -> Tensor:
-    """``[..., Z]``: a draw of every number.
+    """Draw every number, ``[..., Z]``.
 
     ``temperature`` divides the logits and multiplies variances: 1 draws from the mixture as it is, 0 takes the mean of
     the likeliest component.

@@ -106,23 +106,23 @@ class Core(nn.Module):
         self.inputs, self.size = inputs, settings.size
 
     def forward(self, x: Tensor, step: Tensor, mask: Tensor) -> Tensor:
-        """Memories after every step ``[B, L, size]``, of whole sequences ``[B, L, inputs]``.
+        """Return the memories after every step ``[B, L, size]``, of whole sequences ``[B, L, inputs]``.
 
         ``step`` ``[B, L]``: numbers of the steps in their episodes; ``mask`` ``[B, L]``: True where a step is real.
         """
         raise NotImplementedError
 
     def read(self, x: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
-        """The memory ``[n, size]`` after one more step ``[n, inputs]`` of lanes ``[n]``."""
+        """Return the memory ``[n, size]`` after one more step ``[n, inputs]`` of lanes ``[n]``."""
         raise NotImplementedError
 
     def begin(self, lanes: int) -> LaneMemory:
-        """Return the memories of so many lanes at the first step of an episode; h is zero."""
+        """Return the memory of so many lanes at the first step of an episode; h is zero."""
         blank = next(self.parameters()).new_zeros((lanes, self.size))
         return LaneMemory(blank, blank[:, :0])
 
     def forget(self, memory: LaneMemory, lanes: Tensor) -> None:
-        """These lanes ``[n]`` begin an episode; their h is zero already."""
+        """Begin an episode in lanes ``[n]``; their h is zero already."""
 
 
 class LstmCore(Core):
@@ -207,7 +207,7 @@ CORES: Mapping[str, MakeCore] = {"lstm": LstmCore, "transformer": TransformerCor
 
 
 def step_waves(step: Tensor, size: int) -> Tensor:
-    """``[..., size]``: sines and cosines of a step's number, of wavelengths up to ``LONGEST_WAVE``."""
+    """Return ``[..., size]``, sines and cosines of a step's number, of wavelengths up to ``LONGEST_WAVE``."""
     half = (size + 1) // 2
     rates = torch.exp(torch.arange(half, device=step.device) * (-math.log(LONGEST_WAVE) / max(1, half - 1)))
     angle = step[..., None].float() * rates
@@ -265,7 +265,7 @@ class Dynamics(nn.Module):
     """See the top of this module."""
 
     def __init__(self, settings: DynamicsSettings, origin: Origin, make_core: MakeCore | None = None) -> None:
-        """``make_core``: a memory of the user's own instead of ``settings.memory``."""
+        """Build the model; ``make_core``: a memory of the user's own instead of ``settings.memory``."""
         super().__init__()
         self.settings, self.origin = settings, origin
         self.latent_size = origin.latent_size
@@ -307,7 +307,7 @@ class Dynamics(nn.Module):
     def forward(
         self, latents: Tensor, actions: Tensor, step: Tensor, mask: Tensor, owner: Tensor | None = None
     ) -> Tensor:
-        """Memories after every step, ``[B, L, size]``, of latents ``[B, L, Z]`` and actions ``[B, L, ...]``.
+        """Return the memories after every step, ``[B, L, size]``, of latents ``[B, L, Z]`` and actions ``[B, L, ...]``.
 
         ``step`` ``[B, L]``: numbers of the steps in their episodes; ``mask`` ``[B, L]``: True where a step is real;
         ``owner`` ``[B]``: episodes whose own stored steps must not be recalled.
@@ -316,20 +316,20 @@ class Dynamics(nn.Module):
         return h
 
     def inputs(self, latents: Tensor, actions: Tensor, owner: Tensor | None = None) -> Tensor:
-        """What the memory reads of latents ``[..., Z]`` and actions as numbers ``[..., A]``."""
+        """Return what the memory reads of latents ``[..., Z]`` and actions as numbers ``[..., A]``."""
         parts = [latents, actions]
         if self.recall is not None:
             parts.append(self.recall(latents, actions, owner))
         return torch.cat(parts, -1)
 
     def predict(self, h: Tensor) -> Prediction:
-        """What follows, by the memory after a step ``[..., size]``; rewards in their own units."""
+        """Predict what follows, by the memory after a step ``[..., size]``; rewards in their own units."""
         mixture = split_mixture(self.latent_head(h), self.latent_size, self.settings.mixtures)
         reward, done = self.outcome_head(h).unbind(-1)
         return Prediction(mixture, reward * self.origin.reward_std + self.origin.reward_mean, done)
 
     def losses(self, batch: Sequences) -> dict[str, Tensor]:
-        """Sums over the real steps of a batch: ``latent`` (nats per latent number), ``reward``, ``done``, ``loss``.
+        """Return sums over a batch's real steps: ``latent`` (nats per latent number), ``reward``, ``done``, ``loss``.
 
         ``loss`` is what the fit lowers; a class of one's own may have another, and other terms beside it, which are
         metrics of the fit.
@@ -364,7 +364,7 @@ class Dynamics(nn.Module):
         return self.core.begin(lanes)
 
     def unpack(self, step: Tensor, flat: Tensor) -> LaneMemory:
-        """The memory of ``[n]`` lanes before their steps ``[n]`` from ``LaneMemory.flat``; a copy."""
+        """Return the memory of ``[n]`` lanes before their steps ``[n]`` from ``LaneMemory.flat``; a copy."""
         empty = self.begin(1)
         sizes = empty.h.shape[1], empty.cell.shape[1]
         h, cell, rest = torch.split(flat.clone(), [*sizes, flat.shape[1] - sum(sizes)], 1)
@@ -373,19 +373,19 @@ class Dynamics(nn.Module):
         return LaneMemory(h, cell, trunk)
 
     def forget(self, memory: LaneMemory, lanes: Tensor) -> None:
-        """These lanes begin an episode."""
+        """Begin an episode in these lanes."""
         memory.h[lanes] = 0
         self.core.forget(memory, lanes)
 
     def read(self, latents: Tensor, actions: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
-        """Take in one step of lanes ``[n]``: latents ``[n, Z]``, actions ``[n, ...]``; the memory after it."""
+        """Take in one step of lanes ``[n]``: latents ``[n, Z]``, actions ``[n, ...]``; returns the memory after it."""
         h = self.core.read(self.inputs(latents, self.code(actions)), memory, lanes)
         memory.h[lanes] = h
         return h
 
 
 def build_dynamics(settings: DynamicsSettings, origin: Origin) -> Dynamics:
-    """A new model; ConfigError where ``settings.custom`` is none, or does not take its arguments."""
+    """Build a model; raises ConfigError where ``settings.custom`` is none, or does not take its arguments."""
     if settings.custom is None:
         return Dynamics(settings, origin)
     label, args = f"dynamics.custom={settings.custom}", settings.custom_args
@@ -406,7 +406,7 @@ def _is_model(found: object) -> bool:
 
 @torch.no_grad()
 def _try(model: Dynamics, label: str) -> None:
-    """ConfigError unless both forms of reading give memories of the right shape."""
+    """Raise ConfigError unless both forms of reading give memories of the right shape."""
     lanes, steps = 2, 3
     training = model.training
     model.eval()
@@ -441,9 +441,9 @@ def save_dynamics(path: Path, model: Dynamics, metadata: Mapping[str, Any]) -> N
 
 
 def load_dynamics(path: Path | str, device: torch.device | str = "cpu", trust: Trust = NOBODY) -> Dynamics:
-    """The model in a file, ready to act (no gradients). A folder stands for the ``dynamics.bin`` in it.
+    """Load the model in a file, ready to act (no gradients). A folder stands for the ``dynamics.bin`` in it.
 
-    UntrustedCodeError where it is of a class of somebody's own that ``trust`` does not name.
+    Raises UntrustedCodeError where it is of a class of somebody's own that ``trust`` does not name.
     """
     file, tree = DYNAMICS.load(path, STATE_SHAPE)
     with restoring(file):
@@ -462,7 +462,7 @@ def load_dynamics(path: Path | str, device: torch.device | str = "cpu", trust: T
 
 
 def load_origin(path: Path | str) -> Origin:
-    """What the model in a file was fitted to; nothing is built."""
+    """Read what the model in a file was fitted to; nothing is built."""
     file, tree = DYNAMICS.load(path, STATE_SHAPE)
     with restoring(file):
         return _read_origin(file, tree)

@@ -30,7 +30,7 @@ class Infilling(nn.Module):
         self.head = nn.Linear(2 * s.size, 3 * latent * s.mixtures)
 
     def hide(self, latents: Tensor, hidden: Tensor) -> Tensor:
-        """Latents ``[B, L, Z]`` without those of the steps ``hidden`` ``[B, L]``."""
+        """Return latents ``[B, L, Z]`` without those of the steps ``hidden`` ``[B, L]``."""
         return torch.where(hidden[..., None], self.blank, latents)
 
     def forward(self, h: Tensor, seen: Tensor, actions: Tensor, mask: Tensor) -> Mixture:
@@ -54,7 +54,7 @@ class Adversary(nn.Module):
         self.judge = nn.Sequential(nn.Linear(sizes, s.size), nn.SiLU(), nn.Linear(s.size, 1))
 
     def forward(self, h: Tensor, real: Tensor, drawn: Tensor, weight: float) -> Tensor:
-        """Cross-entropy ``[...]`` of telling ``real`` from ``drawn`` ``[..., Z]``; 0.69: they cannot be told apart.
+        """Return the cross-entropy ``[...]`` of telling ``real`` from ``drawn`` ``[..., Z]``; 0.69: impossible.
 
         Its gradient goes to the judge as it is, and to ``drawn`` times ``-weight``; the memory ``h`` gets none.
         """
@@ -66,14 +66,14 @@ class Adversary(nn.Module):
 
 
 def fill_nats(latents: Tensor, filled: Mixture, hidden: Tensor, mask: Tensor) -> Tensor:
-    """Mean nats per hidden latent number, times the real steps: as much a sum over steps as the other losses."""
+    """Return mean nats per hidden latent number, times the real steps: a sum over steps, as the other losses are."""
     counted = (hidden & mask).float()
     nats = -log_likelihood(latents, filled).mean(-1)
     return (nats * counted).sum() * (mask.sum() / counted.sum().clamp_min(1.0))
 
 
 def draw_through(mixture: Mixture, noise: Tensor) -> Tensor:
-    """A draw of every number ``[..., Z]`` through which gradients go: to the mean, the deviation and the weights.
+    """Draw every number ``[..., Z]`` so that gradients go through: to the mean, the deviation and the weights.
 
     ``noise`` ``[..., Z, K + 1]`` is uniform in its first K numbers (they choose a component) and normal in the last.
     """

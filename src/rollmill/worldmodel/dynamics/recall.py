@@ -13,7 +13,7 @@ FAINT = 1e-3
 
 
 def recalled(query: Tensor, keys: Tensor, values: Tensor, neighbours: int, barred: Tensor | None = None) -> Tensor:
-    """``[n, V]``: the mean value of the keys ``[N, K]`` nearest to ``query`` ``[n, K]``, weighted by nearness.
+    """Return ``[n, V]``, the mean value of the keys ``[N, K]`` nearest to ``query`` ``[n, K]``, weighted by nearness.
 
     ``barred`` ``[n, N]``: keys that a query must not find.
     """
@@ -63,7 +63,7 @@ class Recall(nn.Module):
 
     @torch.no_grad()
     def forward(self, latents: Tensor, actions: Tensor, owner: Tensor | None = None) -> Tensor:
-        """``[..., Z + 1]`` for latents ``[..., Z]`` and coded actions ``[..., A]``, of episodes ``owner`` ``[B]``."""
+        """Recall ``[..., Z + 1]`` for latents ``[..., Z]``, coded actions ``[..., A]``, episodes ``owner`` ``[B]``."""
         steps = torch.cat([latents, actions], -1)
         query = steps.reshape(-1, steps.shape[-1]) / self.scale
         barred = None

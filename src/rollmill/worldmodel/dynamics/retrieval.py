@@ -70,7 +70,7 @@ def build_index(source: Source, dynamics: Dynamics | None, settings: RetrievalSe
 
 
 def _episode(source: Source, i: int, dynamics: Dynamics | None, horizon: int) -> tuple[Array, Array]:
-    """Keys and values of the steps of one episode that have ``horizon`` steps ahead."""
+    """Return keys and values of the steps of one episode that have ``horizon`` steps ahead."""
     n = int(source.table.length[i])
     read = source.read(i, 0, n, [MEAN, "action", "reward"], next_obs=True)
     latents, count = read[MEAN], n - horizon + 1
@@ -84,7 +84,7 @@ def _episode(source: Source, i: int, dynamics: Dynamics | None, horizon: int) ->
 
 
 def _memories(dynamics: Dynamics, latents: Array, actions: Array) -> Array:
-    """``[n, H]``: h_t before every step of an episode."""
+    """Return ``[n, H]``, h_t before every step of an episode."""
     device = dynamics.device
     z, a = torch.from_numpy(latents.copy())[None].to(device), torch.from_numpy(actions.copy())[None].to(device)
     step = torch.arange(len(latents), device=device)[None]

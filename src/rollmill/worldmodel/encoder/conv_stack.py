@@ -60,7 +60,7 @@ class Painter(nn.Module):
 
 
 def channels_last(layers: nn.Sequential) -> nn.Sequential:
-    """The layers with filters laid out as images are in memory: a fifth of the time is saved on CPUs."""
+    """Lay out the filters as images are in memory and return the layers: a fifth of the time is saved on CPUs."""
     for layer in layers:
         if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
             layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
@@ -68,7 +68,7 @@ def channels_last(layers: nn.Sequential) -> nn.Sequential:
 
 
 def squared_error(painted: Tensor, images: Tensor) -> Tensor:
-    """Sum of squared errors of each image ``[n]``, averaged over the batch; pixels run from 0 to 1."""
+    """Return the sum of an image's squared errors, the mean over the batch; pixels run from 0 to 1."""
     target = images.permute(0, 3, 1, 2).float() / 255.0
     return (painted.float() - target).square().sum() / len(images)
 
@@ -80,12 +80,12 @@ def to_bytes(painted: Tensor) -> Tensor:
 
 
 def padding(image_shape: tuple[int, int, int], layers: int) -> tuple[int, int]:
-    """Rows and columns that are added so that both sides halve evenly."""
+    """Return the rows and columns that are added so that both sides halve evenly."""
     step = 2**layers
     return -image_shape[0] % step, -image_shape[1] % step
 
 
 def grid(image_shape: tuple[int, int, int], layers: int) -> tuple[int, int]:
-    """Rows and columns that are left after all layers."""
+    """Return the rows and columns that are left after all layers."""
     pad = padding(image_shape, layers)
     return (image_shape[0] + pad[0]) >> layers, (image_shape[1] + pad[1]) >> layers

@@ -24,14 +24,14 @@ MEAN, STD = "mean", "std"
 
 
 def latent_names(images: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """The columns of means and standard deviations, by the image's column."""
+    """Return the columns of means and standard deviations, by the image's column."""
     if len(images) == 1:
         return {images[0]: (OBS + MEAN, OBS + STD)}
     return {image: (f"{image}_{MEAN}", f"{image}_{STD}") for image in images}
 
 
 def latent_schema(source: StoreSchema, names: Mapping[str, tuple[str, str]], size: int) -> StoreSchema:
-    """The schema of a store of latents of ``size`` numbers; ``names``: see ``latent_names``."""
+    """Return the schema of a store of latents of ``size`` numbers; ``names``: see ``latent_names``."""
     fields = [Field(name.removeprefix(OBS), "float32", (size,)) for pair in names.values() for name in pair]
     kept = [field for field in source.env.observation if OBS + field.name not in names]
     columns = [column for column in source.columns if column.name not in names]
@@ -47,11 +47,11 @@ class EpisodeEncoder:
     """Encodes whole episodes, in batches that do not depend on anything else: the same images, the same latents."""
 
     def __init__(self, encoder: ImageEncoder, names: Mapping[str, tuple[str, str]], batch_size: int) -> None:
-        """``names``: columns of images, and those their latents get (``latent_names``)."""
+        """Keep the encoder; ``names``: columns of images, and those their latents get (``latent_names``)."""
         self._encoder, self._names, self._batch_size = encoder, names, batch_size
 
     def __call__(self, episode: Episode) -> Episode:
-        """The episode with latents for images; NonFiniteError names the first image that has none."""
+        """Return the episode with latents for images; NonFiniteError names the first image that has none."""
         found: dict[str, Array] = {}
         for image, pair in self._names.items():
             mean, std = self.latents(episode.columns[image])
@@ -67,7 +67,7 @@ class EpisodeEncoder:
 
     @torch.inference_mode()
     def latents(self, images: Array) -> tuple[Array, Array]:
-        """Means and standard deviations, float32 ``[n, size]`` each, of images ``[n, H, W, C]``."""
+        """Return means and standard deviations, float32 ``[n, size]`` each, of images ``[n, H, W, C]``."""
         found = []
         for first in range(0, len(images), self._batch_size):
             batch = torch.from_numpy(np.ascontiguousarray(images[first : first + self._batch_size]))

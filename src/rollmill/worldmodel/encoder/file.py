@@ -65,7 +65,7 @@ class ImageEncoder(nn.Module):
         """What ``save_encoder`` was told: where it comes from, how far it was trained."""
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """``(mean, std)`` of uint8 images ``[n, H, W, C]``: float32 ``[n, size]`` each."""
+        """Return ``(mean, std)`` of uint8 images ``[n, H, W, C]``: float32 ``[n, size]`` each."""
         raise NotImplementedError
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class ImageEncoder(nn.Module):
         raise NotImplementedError
 
     def loss(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Metrics]:
-        """What training makes smaller (a mean over the batch), and metrics of it by name.
+        """Return what training makes smaller (a mean over the batch), and metrics of it by name.
 
         ``generator`` is the only source of noise: same weights, images and generator state, same loss.
         """
@@ -108,7 +108,7 @@ def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _try(encoder: ImageEncoder, label: str) -> None:
-    """ConfigError unless latents and images of two black images have the right shapes."""
+    """Raise ConfigError unless latents and images of two black images have the right shapes."""
     images = torch.zeros(2, *encoder.image_shape, dtype=torch.uint8)
     training = encoder.training
     encoder.eval()
@@ -137,9 +137,9 @@ def save_encoder(path: Path, encoder: ImageEncoder, metadata: Mapping[str, Any])
 
 
 def load_encoder(path: Path | str, device: torch.device | str = "cpu", trust: Trust = NOBODY) -> ImageEncoder:
-    """The encoder in a file, ready to encode (no gradients). A folder stands for the ``encoder.bin`` in it.
+    """Load the encoder in a file, ready to encode (no gradients). A folder stands for the ``encoder.bin`` in it.
 
-    UntrustedCodeError where it is of a class of somebody's own that ``trust`` does not name.
+    Raises UntrustedCodeError where it is of a class of somebody's own that ``trust`` does not name.
     """
     file, tree = ENCODER.load(path, STATE_SHAPE)
     kind, arguments = tree["kind"], tree["architecture"]

@@ -88,14 +88,14 @@ class EncoderFitter(Fitter[ImageEncoder, Tensor]):
         return {"images": batch}
 
     def _noise(self, piece: int) -> torch.Generator:
-        """Noise that depends on seed, step and piece alone."""
+        """Return a source of noise that depends on seed, step and piece alone."""
         generator = torch.Generator(self.device)
         mixed = np.random.SeedSequence([self._seed, self.step, piece]).generate_state(1, np.uint64)[0]
         return generator.manual_seed(int(mixed) & (2**63 - 1))
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Loss on held-out images, and the root of the mean squared error of a pixel (0..1) without noise."""
+        """Return the loss on held-out images, and the root mean squared error of a pixel (0..1) without noise."""
         if not len(self._held_out):
             return {}
         self.model.eval()
@@ -111,7 +111,7 @@ class EncoderFitter(Fitter[ImageEncoder, Tensor]):
 
     @torch.no_grad()
     def reconstructions(self, images: Array) -> Array:
-        """Images ``[n, H, W, C]`` through the latents' means and back."""
+        """Send images ``[n, H, W, C]`` through the latents' means and back."""
         self.model.eval()
         painted: Array = self._painted(torch.from_numpy(images).to(self.device)).cpu().numpy()
         return painted

@@ -47,7 +47,7 @@ class ImageBatches:
         """Batches given so far."""
 
     def __iter__(self) -> Iterator[Array]:
-        """From ``position`` on; a thread reads the next pool ahead."""
+        """Yield batches from ``position`` on; a thread reads the next pool ahead."""
         with ThreadPoolExecutor(1, thread_name_prefix="images") as reader:
             number = self.position // self._per_pool
             pool = self.pool(number)
@@ -59,7 +59,7 @@ class ImageBatches:
                 pool, number = ahead.result(), number + 1
 
     def pool(self, number: int) -> Array:
-        """The images of a round in their order: ``[batches * batch_size, H, W, C]``."""
+        """Read the images of a round in their order: ``[batches * batch_size, H, W, C]``."""
         rng = self._seeds.branch("round", number).generator()
         reads = [self._view.read(position, rng)[self._column] for position in self._episodes_of(number)]
         images: Array = np.concatenate(reads)
@@ -68,7 +68,7 @@ class ImageBatches:
         return images[order]
 
     def _episodes_of(self, number: int) -> list[int]:
-        """Positions of a round's episodes: all episodes in a random order, then again in another one."""
+        """Return the positions of a round's episodes: all episodes in a random order, then again in another one."""
         count = len(self._view.episodes)
         places = np.arange(number * self._rollouts, (number + 1) * self._rollouts)
         found: list[int] = []
@@ -79,7 +79,7 @@ class ImageBatches:
 
 
 def held_out_images(source: Source, column: str, episodes: Array, count: int, seed: int) -> Array:
-    """About ``count`` images ``[n, H, W, C]`` of held-out episodes, always the same ones."""
+    """Read about ``count`` images ``[n, H, W, C]`` of held-out episodes, always the same ones."""
     if not len(episodes):
         shape = source.schema[column].shape
         return np.zeros((0, *shape), np.uint8)
@@ -90,7 +90,7 @@ def held_out_images(source: Source, column: str, episodes: Array, count: int, se
 
 
 def image_column(schema: StoreSchema, field: str, where: str, key: str = "images.field=") -> Column:
-    """The column with the images; ConfigError unless there is exactly one, or ``field`` names one.
+    """Return the column with the images; raises ConfigError unless there is one, or ``field`` names one.
 
     ``key`` is what the user writes before the name.
     """

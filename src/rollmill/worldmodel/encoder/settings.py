@@ -54,7 +54,7 @@ class EncoderSettings:
         return self.custom or self.kind
 
     def arguments(self) -> dict[str, Any]:
-        """What the class of this encoder is built with."""
+        """Return what the class of this encoder is built with."""
         if self.custom is not None:
             return {"size": self.size, **self.custom_args}
         common = {"size": self.size, "channels": self.channels}

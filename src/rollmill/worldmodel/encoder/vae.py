@@ -65,5 +65,5 @@ class VariationalEncoder(ImageEncoder):
 
 
 def kl_from_standard_normal(mean: Tensor, log_std: Tensor) -> Tensor:
-    """Nats by which normal distributions differ from the standard one, number by number; same shape."""
+    """Return the nats by which normal distributions differ from the standard one, number by number; same shape."""
     return 0.5 * (mean.square() + (2 * log_std).exp() - 1.0) - log_std
