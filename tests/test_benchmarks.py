@@ -76,6 +76,17 @@ def test_the_house_is_counted(tmp_path: Path) -> None:
     assert list(load_tool("house").count(tmp_path).values()) == ["4", "408", "1.5", "1", "1", "1"]
 
 
+# -- tools/walks.py ----------------------------------------------------------------------------------------
+
+
+def test_a_walk_counts_the_files_that_a_command_enters(tmp_path: Path) -> None:
+    walks = load_tool("walks")
+    short, long = (walks.walk(ROOT, words, tmp_path) for words in (("envs",), ("config", "learning")))
+    assert 3 < short < long
+    with pytest.raises(SystemExit, match="no verb"):
+        walks.walk(ROOT, ("fly",), tmp_path)
+
+
 # -- soak.py -----------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,8 @@ from rollmill.store.episode import Episode
 from rollmill.store.reader import Store
 
 NAMES = sorted(path.stem for path in TRAINED.glob("*.ckpt"))
-REQUIRED = {"cartpole", "doom_basic", "doom_basic_dt", "lunar_lander", "minigrid_memory", "pendulum", "toy_memory"}
+REQUIRED = {"cartpole", "car_racing", "crazy_climber", "doom_basic", "doom_basic_dt", "doom_health_gathering_supreme"}
+REQUIRED |= {"lunar_lander", "minigrid_memory", "pendulum", "toy_memory"}
 """Kinds of policies that a user must be able to try: with and without memory, continuous, pixels, asked for returns."""
 EPISODES = {"pendulum": 40, "lunar_lander": 10, "minigrid_memory": 20, "doom_basic": 20, "doom_basic_dt": 20}
 

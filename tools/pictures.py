@@ -38,7 +38,6 @@ from rollmill.envs.treasure_hunt.reference import GuidedPlayer
 from rollmill.envs.treasure_hunt.render import draw
 from rollmill.envs.treasure_hunt.settings import HuntSettings
 from rollmill.envs.treasure_hunt.world import World
-from rollmill.runs.policies.find import TRAINED
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -70,9 +69,8 @@ FREQUENT = 64
 UNSEEN = 16.0
 """How far a colour of a page may lie from what stands for it (the length of the difference, of 255 in each channel)."""
 
-SUPREME = "doom_health_gathering_supreme"
-AGENT = SUPREME if (TRAINED / f"{SUPREME}.ckpt").is_file() else "doom_basic"
-"""Who is shown at play: until the first one comes with the package, the other does."""
+AGENT = "doom_health_gathering_supreme"
+"""Who is shown at play: a policy that comes with the package."""
 POPULATION = (
     *("train", "env=toy_target", "sampling.mode=serial", "run.experiment=tuned", "run.name=population"),
     *("pbt.members=8", "pbt.period=400", "pbt.min_episodes=10", "learning.batch_size=256", "stop.frames=64_000"),
@@ -112,7 +110,10 @@ DOOM = (
     *("recording.keep=all", "recording.columns=[log_prob,value]"),
 )
 DREAMT = (str(WORLD / "latents"), str(WORLD / "vae"), str(WORLD / "dynamics"), "--raw", str(WORLD / "raw"))
-FILMED = ("--steps", "60", "--deterministic", "--no-captions", "--video", "videos", "--video-count", "16")
+FILMED = (
+    *("--episodes", "1", "--seed", "3", "--deterministic"),
+    *("--no-captions", "--video", "videos", "--video-count", "1"),
+)
 
 COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "agent": (("eval", f"policy:{AGENT}", *FILMED),),
@@ -210,11 +211,10 @@ def frames_of(video: Path) -> tuple[list[np.ndarray], float]:
 
 
 def agent() -> None:
-    """A policy that comes with the package, at play, one episode after the other."""
+    """A policy that comes with the package, at play: the beginning of an episode."""
     with made("agent") as folder:
-        videos = [frames_of(video) for video in sorted(folder.glob("videos/*.mp4"))]
-    fps = videos[0][1]
-    frames = [frame for own, _ in videos for frame in own]
+        (video,) = folder.glob("videos/*.mp4")
+        frames, fps = frames_of(video)
     save_webp(IMAGES / "agent.webp", frames[: round(SECONDS * fps)], fps, width=640)
 
 
