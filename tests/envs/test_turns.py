@@ -98,7 +98,7 @@ def test_a_full_column_is_forbidden() -> None:
 
 
 def test_rows_of_both_players_count_and_sum_to_nothing() -> None:
-    drive = Drive("connect_four", envs=range(2), steps=80).reset().walk(80)
+    drive = Drive(f"pettingzoo:{CONNECT_FOUR}", envs=range(2), steps=80).reset().walk(80)
     rows = drive.rows
     assert not drive.faults
     reward, over = rows["reward"][:80], rows["terminated"][:80]
@@ -115,7 +115,7 @@ def test_a_reward_reaches_the_last_own_move_of_the_one_who_waited() -> None:
     torch = pytest.importorskip("torch")
     from rollmill.learning.targets import gae
 
-    drive = Drive("connect_four", envs=range(1), steps=60).reset().walk(60)
+    drive = Drive(f"pettingzoo:{CONNECT_FOUR}", envs=range(1), steps=60).reset().walk(60)
     rows = drive.rows
     end = int(np.flatnonzero(rows["terminated"][:60, 0])[0])
     columns: dict[str, Any] = {n: torch.from_numpy(rows[n][:60].copy()) for n in ("reward", "terminated", "valid")}

@@ -69,6 +69,7 @@ NAMED: dict[str, Entry] = {
         "two agents choose at once: env.args.game (biased_rps, two_by_two), or env.args.payoff",
         {"game": "biased_rps"},
     ),
+    "connect_four": Entry("rollmill.envs.games.connect_four:ConnectFour", "two agents take turns, four in a line win"),
     "treasure_hunt": Entry(
         "rollmill.envs.treasure_hunt.env:TreasureHuntEnv",
         "collect treasures on a large walled map, reach the end in few steps",
@@ -153,13 +154,6 @@ NAMED: dict[str, Entry] = {
         {"env": "mpe2.simple_spread_v3"},
         "pettingzoo",
         "mpe2",
-    ),
-    "connect_four": Entry(
-        "rollmill.envs.pettingzoo:PettingZooEnv",
-        "PettingZoo: two agents take turns, four in a row win",
-        {"env": "pettingzoo.classic.connect_four_v3"},
-        "pettingzoo",
-        "pettingzoo",
     ),
     "openspiel": Entry(
         "rollmill.envs.open_spiel:OpenSpielEnv",
