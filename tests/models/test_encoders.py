@@ -286,6 +286,27 @@ def test_boards_are_read_flat():
     assert torch.equal(encoder({"board": board, "planes": planes}), expected)
 
 
+def test_convnet_board_sees_the_same_four_by_four_cells_everywhere():
+    field = Field("board", "int8", (6, 7, 2))
+    encoder = build_encoder((field, Field("turn", "uint8", (1,))), ModelSettings(encoder="convnet_board", fc=(), mlp=()))
+    assert encoder.output_size == 64 * 3 * 4 + 1, "the turn goes by"
+    board = torch.zeros(2, 6, 7, 2, dtype=torch.int8)
+    board[0, 2:6, 0, 1] = board[1, 2:6, 3, 1] = 1  # the same column of stones in two places
+    places = encoder({"board": board, "turn": torch.zeros(2, 1, dtype=torch.uint8)})[:, :-1].view(2, 3, 4, 64)
+    torch.testing.assert_close(places[0, 2, 0], places[1, 2, 3])
+    assert not torch.allclose(places[0, 2, 0], places[1, 2, 0])
+    conv = next(m for m in encoder.modules() if isinstance(m, nn.Conv2d))
+    expected = functional.elu(conv.weight[:, 1, :, 0].sum(dim=1) + conv.bias)
+    torch.testing.assert_close(places[0, 2, 0], expected, msg="cells are numbers, which are not divided by 255")
+
+
+def test_convnet_board_reads_scaled_boards_and_images_too():
+    planes, image = Field("planes", "float32", (3, 6, 7)), Field("image", "uint8", (7, 7, 3))
+    encoder = build_encoder((planes, image), ModelSettings(encoder="convnet_board", fc=(5,)))
+    assert [net.layout for net in encoder.convnets] == ["CHW", "HWC"]
+    assert encoder({**random_obs((image,), 2), "planes": torch.randn(2, 3, 6, 7)}).shape == (2, 5)
+
+
 def test_impala_reads_images_of_any_size():
     field = Field("image", "uint8", (7, 7, 3))
     encoder = build_encoder((field,), ModelSettings(encoder="impala", fc=(4,)))
@@ -299,6 +320,8 @@ def test_impala_reads_images_of_any_size():
         ((Field("depth", "float32", (40, 40, 1)),), "auto", r"'depth' \(float32, shape \(40, 40, 1\)\)"),
         ((Field("stack", "uint8", (4, 40, 40, 3)),), "auto", "'stack'.*rank 3"),
         ((Field("speed", "float32", (2,)),), "impala", "the environment has none: speed"),
+        ((Field("board", "int8", (6, 7, 2)),), "impala", r"reads images \(uint8, rank 3\), and.* has none: board"),
+        ((Field("speed", "float32", (2,)),), "convnet_board", "and boards.*the environment has none: speed"),
     ],
 )
 def test_fields_without_an_encoder_are_named(fields, encoder, words):

@@ -22,7 +22,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Field
 from rollmill.core.imports import import_object
 from rollmill.models.moments import PixelMoments, RunningMoments
-from rollmill.models.settings import ENCODERS, ModelSettings
+from rollmill.models.settings import BOARD_ENCODER, ENCODERS, ModelSettings
 
 Observations = Mapping[str, Tensor]
 """Observation tensors by field name, each ``[n, *shape]`` in the dtype of its field."""
@@ -41,7 +41,7 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 LARGEST_BOARD = 32
-"""Cells of a side of a board, and planes: the MLP reads them flat. What is larger was meant to be an image."""
+"""Cells of a side of a board, and planes. What is larger was meant to be an image."""
 
 
 class ObservationNormaliser(nn.Module):
@@ -101,13 +101,19 @@ def build_encoder(fields: Sequence[Field], settings: ModelSettings) -> Encoder:
                 f"images are uint8 of rank 3, boards other numbers of rank 3 (sides up to {LARGEST_BOARD}), vectors "
                 "have rank 2 at most; convert it in the environment, or set model.custom to an encoder of your own"
             )
-    if settings.encoder not in ("auto", "mlp") and not any(field.is_image for field in fields):
+    if settings.encoder not in ("auto", "mlp") and not any(for_convnet(field, settings.encoder) for field in fields):
         names = ", ".join(f"{field.name} {field.dtype}{field.shape}" for field in fields)
+        boards = ", and boards (other numbers of rank 3)" if settings.encoder == BOARD_ENCODER else ""
         raise ConfigError(
-            f"model.encoder={settings.encoder} reads images (uint8, rank 3), and the environment has none: "
+            f"model.encoder={settings.encoder} reads images (uint8, rank 3){boards}, and the environment has none: "
             f"{names}; use encoder=auto or encoder=mlp"
         )
     return Encoder(fields, settings)
+
+
+def for_convnet(field: Field, encoder: str) -> bool:
+    """Return whether a convnet reads a field: images do not need to be named, boards want the one made for them."""
+    return encoder != "mlp" and (field.is_image or (encoder == BOARD_ENCODER and _is_board(field)))
 
 
 def _is_board(field: Field) -> bool:
@@ -120,9 +126,8 @@ class Encoder(nn.Module):
 
     def __init__(self, fields: Sequence[Field], settings: ModelSettings) -> None:
         super().__init__()
-        flatten = settings.encoder == "mlp"
-        images = [field for field in fields if field.is_image and not flatten]
-        vectors = [field for field in fields if flatten or not field.is_image]
+        images = [field for field in fields if for_convnet(field, settings.encoder)]
+        vectors = [field for field in fields if field not in images]
 
         self.image_names = tuple(field.name for field in images)
         self.convnets = _modules(build_convnet(field, settings) for field in images)
@@ -166,9 +171,10 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 class Convnet(nn.Module):
-    """Reads one image field, ``[n, H, W, C]`` or ``[n, C, H, W]``, into features ``[n, output_size]``.
+    """Reads one image or board, ``[n, H, W, C]`` or ``[n, C, H, W]``, into features ``[n, output_size]``.
 
-    Images are uint8, which are divided by 255, or floats that ``ObservationNormaliser`` has scaled.
+    Images are uint8, which are divided by 255, or floats that ``ObservationNormaliser`` has scaled; the cells of boards
+    are numbers that stay as they are, or floats that it has scaled.
 
     Slots hold images channels-last, and that is the layout CPU and GPU convolutions are fastest in,
     so the image is only viewed differently, never transposed in memory.
@@ -177,19 +183,21 @@ class Convnet(nn.Module):
     def __init__(self, body: nn.Module, field: Field) -> None:
         super().__init__()
         self.layout = image_layout(field)
+        self.scale = 1 / 255 if field.is_image else 1.0
+        self.dtype = getattr(torch, field.dtype)
         self.body = body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.no_grad():
-            self.output_size = self.forward(torch.zeros((1, *field.shape), dtype=torch.uint8)).shape[1]
+            self.output_size = self.forward(torch.zeros((1, *field.shape), dtype=self.dtype)).shape[1]
 
     def forward(self, image: Tensor) -> Tensor:
         x = image.permute(0, 3, 1, 2) if self.layout == "HWC" else image
-        if image.dtype == torch.uint8:
+        if image.is_floating_point():
+            x = x.contiguous(memory_format=torch.channels_last)
+        elif image.dtype == self.dtype:
             # Under autocast the first layer reads the small type anyway; 0 to 255 are exact in it.
             autocast = torch.is_autocast_enabled(x.device.type)
             dtype = torch.get_autocast_dtype(x.device.type) if autocast else torch.float32
-            x = x.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
-        elif image.is_floating_point():
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = x.to(dtype, memory_format=torch.channels_last).mul_(self.scale)
         else:
             raise TypeError(f"images are uint8 from 0 to 255, or scaled floats, not {image.dtype}")
         y: Tensor = self.body(x)
