@@ -21,20 +21,44 @@ class WinOrBlock:
         self._rng = np.random.default_rng(seed)
 
     def __call__(self, obs: Mapping[str, Array]) -> int:
-        columns = np.flatnonzero(obs["action_mask"])
+        columns = np.flatnonzero(obs["action_mask"]).tolist()
         if not obs["turn"][0]:
             return int(columns[0])
-        board = obs["observation"] > 0
+        return int(self._rng.choice(self.good(obs["observation"] > 0, columns)))
+
+    def good(self, board: Array, columns: list[int]) -> list[int]:
+        """The columns it chooses from, given both sides' stones ``[6, 7, 2]``, its own first."""
+        taken = board.any(axis=2)
         for side in (0, 1):
-            for column in columns.tolist():
-                if wins(board[:, :, side], board.any(axis=2), column):
-                    return int(column)
-        return int(self._rng.choice(columns))
+            for column in columns:
+                if wins(board[:, :, side], taken, column):
+                    return [column]
+        return columns
+
+
+class TwoPlies(WinOrBlock):
+    """Connect four, a search of depth 2: wins where it can, else moves such that the other one cannot win at once."""
+
+    def good(self, board: Array, columns: list[int]) -> list[int]:
+        taken = board.any(axis=2)
+        winning = [column for column in columns if wins(board[:, :, 0], taken, column)]
+        return winning or [column for column in columns if not self._loses(board, column)] or columns
+
+    def _loses(self, board: Array, column: int) -> bool:
+        """Whether the other one can win after a stone in this column."""
+        taken = board.any(axis=2)
+        taken[landing(taken, column), column] = True
+        return any(wins(board[:, :, 1], taken, reply) for reply in np.flatnonzero(~taken[0]).tolist())
+
+
+def landing(taken: Array, column: int) -> int:
+    """The row in which a stone comes to rest; row 0 is the top."""
+    return int(np.flatnonzero(~taken[:, column])[-1])
 
 
 def wins(mine: Array, taken: Array, column: int) -> bool:
     """Whether one more piece in this column makes four in a row; row 0 is the top."""
-    row = int(np.flatnonzero(~taken[:, column])[-1])
+    row = landing(taken, column)
     for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
         length = 1
         for sign in (1, -1):
@@ -47,6 +71,7 @@ def wins(mine: Array, taken: Array, column: int) -> bool:
 
 
 win_or_block = WinOrBlock
+two_plies = TwoPlies
 
 
 class Choices(Exploitability):

@@ -56,6 +56,45 @@ def test_held_out_figures_do_not_depend_on_the_objective_of_the_fit(load: Load, 
             held_out.known(plain, store, alone=16)
 
 
+# -- games.py ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("random", "win_or_block", "past", "missed"),
+    [
+        (0.97, 0.7, {"model 0": 0.9, "model 1": 0.46}, ""),
+        (0.96, 0.7, {"model 0": 0.9}, "random play"),
+        (0.97, 0.69, {"model 0": 0.9}, "wins or blocks"),
+        (0.97, 0.7, {"model 0": 0.44, "model 1": 0.9}, "hardest of 2 past selves"),
+        (0.97, 0.7, {}, "hardest of 0 past selves"),
+    ],
+)
+def test_connect_four_is_held_to_every_mark(
+    load: Load, random: float, win_or_block: float, past: dict[str, float], missed: str
+) -> None:
+    marks, shares = load("common").Marks(), {1: random, 2: win_or_block, 3: 0.1}
+    load("games").judged("four", lambda row, column: shares[column], past, marks)
+    assert len(marks.rows) == 3
+    assert [missed in row["what"] for row in marks.rows if not row["met"]] == [True] * bool(missed)
+
+
+def test_players_of_connect_four_win_block_and_look_ahead(load: Load) -> None:
+    players, board = load("game_players"), np.zeros((6, 7, 2), bool)
+    win_or_block, two_plies = players.WinOrBlock(None), players.TwoPlies(None)
+    every = list(range(7))
+    assert win_or_block.good(board, every) == two_plies.good(board, every) == every
+    board[5, 1:4, 1] = board[4, 1:3, 0] = True  # the other one has three in the lowest row, 0 and 4 are free
+    board[5, 0, 0] = True
+    assert win_or_block.good(board, every) == two_plies.good(board, every) == [4]
+    board[4, 3, 0] = True  # and so has the player, one row higher
+    assert win_or_block.good(board, every) == two_plies.good(board, every) == [0], "to win comes first"
+    board[:] = False
+    board[4, 0:3, 1] = board[5, 0:3, 0] = True
+    board[5, 2, :] = False, True  # who moves to 3 lets the other one complete the row above
+    assert win_or_block.good(board, every) == every
+    assert two_plies.good(board, every) == [0, 1, 2, 4, 5, 6]
+
+
 # -- tools/house.py ----------------------------------------------------------------------------------------
 
 
