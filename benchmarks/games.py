@@ -199,37 +199,35 @@ def told(rows: Sequence[Mapping[str, Any]], marks: Marks) -> dict[str, Any]:
 
 
 def four_in_line(name: str, marks: Marks, *words: str) -> dict[str, Any]:
-    """Train and judge: shares of points of the last policy against scripted players and each model of its pool."""
+    """Train for so many minutes, and judge what came of it."""
     found, seconds = learnt(name, "-f", "connect_four", f"stop.seconds={60 * MINUTES}", *words)
-    newest = Checkpoints(RUNS / name / "checkpoints").newest()
-    assert newest is not None, "a training that has ended has a checkpoint"
-    models = ModelPool(RunFolder(RUNS / name).pool)
-    share = match([str(newest.path), "random", WIN_OR_BLOCK, TWO_PLIES], MatchOptions(games=1000, envs=64)).table.share
-    past = {
-        f"model {entry.model}": match(
-            [str(newest.path), str(models.path_of(entry))], MatchOptions(games=PAST_GAMES, envs=64)
-        ).table.share(0, 1)
-        for entry in models.entries()
-    }
-    row = {"frames": found[-1]["frames"], "seconds": round(seconds), "cores": cores_used(found), "past_selves": past}
-    return row | judged(name, share, past, marks)
+    cores = statistics.median(row["usage/cores"] for row in found if "usage/cores" in row)
+    row = {"frames": found[-1]["frames"], "seconds": round(seconds), "cores": cores}
+    return row | judged(name, *against_all(RunFolder(RUNS / name)), marks)
 
 
-def judged(name: str, share: Callable[[int, int], float], past: Mapping[str, float], marks: Marks) -> dict[str, Any]:
-    """Hold shares of points to the marks: ``share(0, k)`` is the one against player k."""
-    scripted = {"random": share(0, 1), "win_or_block": share(0, 2), "two_plies": share(0, 3)}
+def against_all(folder: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares of points of a run's last policy: against scripted players, and against each model of its pool."""
+    last = Checkpoints(folder.checkpoints).newest()
+    assert last is not None, "a training that has ended has a checkpoint"
+    newest, models = str(last.path), ModelPool(folder.pool)
+    share = match([newest, "random", WIN_OR_BLOCK, TWO_PLIES], MatchOptions(games=1000, envs=64)).table.share
+    past = {}
+    for entry in models.entries():
+        table = match([newest, str(models.path_of(entry))], MatchOptions(games=PAST_GAMES, envs=64)).table
+        past[f"after {entry.frames} frames"] = table.share(0, 1)
+    return {"random": share(0, 1), "win_or_block": share(0, 2), "two_plies": share(0, 3)}, past
+
+
+def judged(name: str, scripted: Mapping[str, float], past: Mapping[str, float], marks: Marks) -> dict[str, Any]:
+    """Hold shares of points to the marks; returns them all."""
     marks.at_least(f"{name}: points against random play", scripted["random"], RANDOM)
     marks.at_least(f"{name}: points against who wins or blocks", scripted["win_or_block"], SCRIPTED)
     slack = 2 * 0.5 / PAST_GAMES**0.5
     worst = min(past.values(), default=None)
     marks.at_least(f"{name}: points against the hardest of {len(past)} past selves", worst, 0.5 - slack)
     print(f"{name}: points against a search of depth 2: {scripted['two_plies']:.3f} ({SEARCH} are wished for)")
-    return scripted
-
-
-def cores_used(found: Sequence[Mapping[str, Any]]) -> float:
-    """Cores that a training had in the median: what it is worth on a machine that others use as well."""
-    return statistics.median(row["usage/cores"] for row in found if "usage/cores" in row)
+    return {**scripted, "past_selves": past}
 
 
 def bare_speed(seconds: float = 3.0) -> float:

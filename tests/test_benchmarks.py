@@ -72,8 +72,8 @@ def test_held_out_figures_do_not_depend_on_the_objective_of_the_fit(load: Load, 
 def test_connect_four_is_held_to_every_mark(
     load: Load, random: float, win_or_block: float, past: dict[str, float], missed: str
 ) -> None:
-    marks, shares = load("common").Marks(), {1: random, 2: win_or_block, 3: 0.1}
-    load("games").judged("four", lambda row, column: shares[column], past, marks)
+    marks, scripted = load("common").Marks(), {"random": random, "win_or_block": win_or_block, "two_plies": 0.1}
+    load("games").judged("four", scripted, past, marks)
     assert len(marks.rows) == 3
     assert [missed in row["what"] for row in marks.rows if not row["met"]] == [True] * bool(missed)
 

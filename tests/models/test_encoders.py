@@ -286,18 +286,18 @@ def test_boards_are_read_flat():
     assert torch.equal(encoder({"board": board, "planes": planes}), expected)
 
 
-def test_convnet_board_sees_the_same_four_by_four_cells_everywhere():
-    field = Field("board", "int8", (6, 7, 2))
-    encoder = build_encoder((field, Field("turn", "uint8", (1,))), ModelSettings(encoder="convnet_board", fc=(), mlp=()))
-    assert encoder.output_size == 64 * 3 * 4 + 1, "the turn goes by"
+def test_convnet_board_sees_the_same_five_by_five_cells_everywhere():
+    fields = (Field("board", "int8", (6, 7, 2)), Field("turn", "uint8", (1,)))
+    encoder = build_encoder(fields, ModelSettings(encoder="convnet_board", fc=(), mlp=()))
+    assert encoder.output_size == 64 * 2 * 3 + 1, "the turn goes by"
     board = torch.zeros(2, 6, 7, 2, dtype=torch.int8)
-    board[0, 2:6, 0, 1] = board[1, 2:6, 3, 1] = 1  # the same column of stones in two places
-    places = encoder({"board": board, "turn": torch.zeros(2, 1, dtype=torch.uint8)})[:, :-1].view(2, 3, 4, 64)
-    torch.testing.assert_close(places[0, 2, 0], places[1, 2, 3])
-    assert not torch.allclose(places[0, 2, 0], places[1, 2, 0])
+    board[0, 1:6, 0, 1] = board[1, 1:6, 2, 1] = 1  # the same column of stones in two places
+    places = encoder({"board": board, "turn": torch.zeros(2, 1, dtype=torch.uint8)})[:, :-1].view(2, 2, 3, 64)
+    torch.testing.assert_close(places[0, 1, 0], places[1, 1, 2])
+    assert not torch.allclose(places[0, 1, 0], places[1, 1, 0])
     conv = next(m for m in encoder.modules() if isinstance(m, nn.Conv2d))
     expected = functional.elu(conv.weight[:, 1, :, 0].sum(dim=1) + conv.bias)
-    torch.testing.assert_close(places[0, 2, 0], expected, msg="cells are numbers, which are not divided by 255")
+    torch.testing.assert_close(places[0, 1, 0], expected, msg="cells are numbers, which are not divided by 255")
 
 
 def test_convnet_board_reads_scaled_boards_and_images_too():

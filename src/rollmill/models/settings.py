@@ -20,13 +20,13 @@ ENCODERS: dict[str, Layers | str] = {
     "convnet_simple": ((32, 8, 4), (64, 4, 2), (128, 3, 2)),
     "convnet_atari": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     "convnet_grid": ((16, 3, 3), (32, 3, 2), (32, 3, 2)),
-    "convnet_board": ((64, 4, 1),),
+    "convnet_board": ((64, 5, 1),),
     "impala": "rollmill.models.impala:impala",
 }
 """What reads an image: plain convolutions, or a function that builds something else, imported when it is used. It is
 called with the image's channels and the name of the activation, and reads images of any size, channels first."""
 BOARD_ENCODER = "convnet_board"
-"""The one that reads boards, too: whatever four cells a side hold, wherever on the board they are."""
+"""The one that reads boards, too: each of its features is one of five by five cells, wherever on the board they are."""
 
 if TYPE_CHECKING:
     EncoderName = str

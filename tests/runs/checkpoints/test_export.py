@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "discrete vectors": ("env=toy_target",),
     "mask, gru": ("env=toy_masked", *GRU),
     "memory, lstm of two layers": ("env=toy_memory", *LSTM, "model.memory_layers=2"),
+    "a board": ("env=connect_four", "model.encoder=convnet_board", "model.fc=[8]"),
     "images, lstm": ("env=toy_image", "model.encoder=impala", *LSTM),
     "continuous, own critic": ("env=toy_reach", "model.separate_critic=true"),
     "continuous, squashed, gru": ("env=toy_reach", "model.action_distribution=tanh_gaussian", *GRU),
@@ -89,12 +90,12 @@ def play(network: Network, run: Path) -> int:
     """Three episodes, played by the exported network: at every step it says what ours says. Returns the steps."""
     model, config, spec = model_of(run)
     env = make_env(config.env)
-    obs = {f.name: np.zeros((1, *f.shape), f.dtype) for f in spec.observation}
+    obs = {f.name: np.zeros((spec.agents, *f.shape), f.dtype) for f in spec.observation}
     steps = 0
     for seed in range(3):
         env.reset(seed, obs)
-        ours = torch.ones(1, model.state_size)  # what a memory held before counts as zero in the first step
-        memory = {"state": np.zeros((1, model.state_size), np.float32)} if model.state_size else {}
+        ours = torch.ones(spec.agents, model.state_size)  # what a memory held before counts as zero in the first step
+        memory = {"state": np.zeros((spec.agents, model.state_size), np.float32)} if model.state_size else {}
         begins, ended = True, False
         while not ended:
             said = network({**obs, **memory})
@@ -113,7 +114,7 @@ def _agree(
     """The state after our own step."""
     given = {name: torch.from_numpy(array.copy()) for name, array in obs.items()}
     with torch.no_grad():
-        output = model.step(given, torch.tensor([first]), state)
+        output = model.step(given, torch.full((spec.agents,), first), state)
         action = model.head.sample(output.params, given.get(MASK_FIELD), deterministic=True).numpy()
         value = model.denormalise(output.value).numpy()
     numbers = action.reshape(1, -1)[:, len(spec.action.nvec) :] if not spec.action.discrete else action[:0]

@@ -46,9 +46,7 @@ class ConnectFour:
         self._masks = np.zeros((2, COLUMNS), np.uint8)
         self._turn = np.zeros((2, 1), np.uint8)
         # The same memory byte by byte: to set one number of an array takes numpy longer.
-        self._board_bytes, self._mask_bytes, self._turn_bytes = (
-            memoryview(array).cast("B") for array in (self._boards, self._masks, self._turn)
-        )
+        self._board_bytes, self._mask_bytes, self._turn_bytes = map(_as_bytes, (self._boards, self._masks, self._turn))
         self._clear()
         self._running = False
 
@@ -115,6 +113,10 @@ class ConnectFour:
         obs[BOARD][:] = self._boards
         obs[MASK_FIELD][:] = self._masks
         obs[TURN_FIELD][:] = self._turn
+
+
+def _as_bytes(array: Array) -> memoryview:
+    return array.data.cast("B")
 
 
 def has_line(stones: int) -> bool:
