@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from offlining import HAND_SPEC, write_store
 
 from rollmill.core.errors import ConfigError, NonFiniteError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
+from rollmill.models.heads.numbers import BoundedGaussianHead, GaussianHead
 from rollmill.offline.actor_critic import Iql, Steps, Td3Bc, ValuePolicy, build_value_policy, expectile_loss
 from rollmill.offline.data import fit_normaliser, select
 from rollmill.offline.settings import DataSettings, FitSettings, SequenceSettings, ValueSettings
@@ -209,6 +212,24 @@ def test_the_policy_of_td3bc_learns_in_every_second_step_and_changes_no_critic()
     model.follow(2)
     for before, now in zip(slow, model.target_policy.parameters()):
         torch.testing.assert_close(now, before + 0.005)
+
+
+def test_the_policy_of_iql_keeps_its_mean_within_bounds_that_there_are() -> None:
+    assert type(Iql(SPEC, MODEL, ValueSettings()).policy.head) is BoundedGaussianHead
+    free = replace(SPEC, action=replace(ACTION, low=(-math.inf,), high=(math.inf,)))
+    assert type(Iql(free, MODEL, ValueSettings()).policy.head) is GaussianHead
+    with pytest.raises(ConfigError, match="needs actions with finite bounds"):
+        Td3Bc(free, MODEL, ValueSettings())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_first_weights_are_small(algorithm: str) -> None:
+    """Those of PyTorch's layers are evenly spread below the root of 1 / inputs."""
+    model = build_value_policy(algorithm, SPEC, MODEL, ValueSettings())
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    assert len(layers) > 8
+    for layer in layers:
+        assert float(layer.weight.detach().abs().max()) <= layer.in_features**-0.5
 
 
 def test_other_actions_are_refused() -> None:

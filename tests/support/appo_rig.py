@@ -29,6 +29,7 @@ KINDS = {
     "gaussian": ("env=toy_reach",),
     "gaussian, bounded": ("env=Pendulum-v1", "model.log_std=state"),
     "squashed": ("env=Pendulum-v1", "model.action_distribution=tanh_gaussian"),
+    "squashed mean": ("env=Pendulum-v1", "model.action_distribution=bounded_gaussian"),
     "buttons": ("env=action_envs:Buttons",),
     "choices and numbers": ("env=action_envs:Toolbox",),
     "nested, multi-discrete, masked": ("env=faulty_envs:Zoo", "model.fc=[8]"),

@@ -28,6 +28,8 @@ called with the image's channels and the name of the activation, and reads image
 BOARD_ENCODER = "convnet_board"
 """The one that reads boards, too: each of its features is one of five by five cells, wherever on the board they are."""
 
+Distribution = Literal["gaussian", "bounded_gaussian", "tanh_gaussian"]
+
 if TYPE_CHECKING:
     EncoderName = str
 else:
@@ -82,8 +84,9 @@ class ModelSettings:
     value_gain: float = 1.0
     """Gain of the orthogonal initial weights of the value head."""
 
-    action_distribution: Literal["gaussian", "tanh_gaussian"] = "gaussian"
-    """Continuous actions: a Gaussian that the environment clips, or one that tanh squashes into the bounds."""
+    action_distribution: Distribution = "gaussian"
+    """Continuous actions: a Gaussian that the environment clips, one whose mean tanh squashes into the bounds, or one
+    whose samples it squashes."""
 
     initial_log_std: float = 0.0
     """Continuous actions: logarithm of the initial standard deviation."""

@@ -24,7 +24,7 @@ from rollmill.core.fields import EnvSpec
 from rollmill.models.actor_critic import ActorCritic, Output
 from rollmill.models.critics import Critics
 from rollmill.models.encoders import ObservationNormaliser, Observations
-from rollmill.models.settings import ModelSettings
+from rollmill.models.settings import Distribution, ModelSettings
 from rollmill.offline.settings import SequenceSettings, ValueSettings
 
 Losses = tuple[Tensor, dict[str, Tensor]]
@@ -48,10 +48,10 @@ class Steps:
         return Steps(obs, move(self.action), move(self.reward), move(self.terminated), next_obs)
 
 
-def network_settings(model: SequenceSettings, bounded: bool) -> ModelSettings:
-    """Return the encoder's choices of ``model``; ``bounded``: actions are squashed into their bounds."""
+def network_settings(model: SequenceSettings, distribution: Distribution) -> ModelSettings:
+    """Return the encoder's choices of ``model``, with this distribution over actions."""
     settings = replace(model.model_settings(), policy_gain=0.01, separate_critic=True, log_std="free")
-    return replace(settings, action_distribution="tanh_gaussian" if bounded else "gaussian")
+    return replace(settings, action_distribution=distribution)
 
 
 class ValuePolicy(nn.Module):
@@ -66,21 +66,23 @@ class ValuePolicy(nn.Module):
     def __init__(self, spec: EnvSpec, model: SequenceSettings, settings: ValueSettings) -> None:
         super().__init__()
         check_actions(spec)
-        network = network_settings(model, self.squashed)
+        low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
+        bounded = bool((low.isfinite() & high.isfinite()).all())
+        free = not bounded and self.distribution == "bounded_gaussian"
+        network = network_settings(model, "gaussian" if free else self.distribution)
         self.spec, self.settings, self.network = spec, settings, network
         self.policy = ActorCritic(spec, network)
         self.critics = Critics(spec, network)
+        begin_small(self)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
-        bounded = bool((low.isfinite() & high.isfinite()).all())
         center, radius = (
             ((low + high) / 2, (high - low) / 2) if bounded else (torch.zeros_like(low), torch.ones_like(low))
         )
         self.register_buffer("center", center.reshape(spec.action.shape), persistent=False)
         self.register_buffer("radius", radius.reshape(spec.action.shape), persistent=False)
 
-    squashed = False
-    """Whether the policy's actions are squashed into their bounds."""
+    distribution: Distribution = "bounded_gaussian"
+    """Over actions that have bounds: the mean stays within them, as a clone of saturated actions must."""
     deterministic = False
     """Whether there is no distribution to sample from."""
 
@@ -160,7 +162,7 @@ class Iql(ValuePolicy):
 class Td3Bc(ValuePolicy):
     """TD3 with behaviour cloning."""
 
-    squashed = True
+    distribution = "tanh_gaussian"
     deterministic = True
 
     def __init__(self, spec: EnvSpec, model: SequenceSettings, settings: ValueSettings) -> None:
@@ -204,6 +206,17 @@ class Td3Bc(ValuePolicy):
         """Return the policy's mean actions ``[n, *shape]`` from -1 to 1."""
         mean, _ = self.evaluate(policy, obs).params.chunk(2, dim=-1)
         return mean.tanh().reshape(-1, *self.spec.action.shape)
+
+
+def begin_small(network: nn.Module) -> None:
+    """Give all layers PyTorch's own small first weights, as the published fits have.
+
+    Orthogonal ones suit PPO. With them IQL learnt to hang still on a recording of Pendulum: where what was done points
+    both ways, it took the mean of both.
+    """
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            layer.reset_parameters()
 
 
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:

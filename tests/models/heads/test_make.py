@@ -25,9 +25,10 @@ MIXED = ActionSpec("mixed", nvec=(3, 2), start=(0, 0), shape=(2,), low=(-1.0, 0.
 MIXED_BINARY = ActionSpec("mixed", nvec=(2, 2), start=(0, 0), shape=(1,), low=(-1.0,), high=(1.0,))
 CHOICES = [DISCRETE, EQUAL, UNEQUAL]
 TANH = {"action_distribution": "tanh_gaussian"}
+BOUNDED = {"action_distribution": "bounded_gaussian"}
 ALL = [
     *((spec, {}) for spec in (*CHOICES, BINARY, CONTINUOUS, MIXED, MIXED_BINARY)),
-    *((spec, TANH) for spec in (CONTINUOUS, MIXED)),
+    *((spec, words) for spec in (CONTINUOUS, MIXED) for words in (TANH, BOUNDED)),
 ]
 """Every head: its action space and its settings."""
 LEAD = (2, 5)  # leading axes, as in [T, B]
@@ -376,6 +377,23 @@ def test_forbidden_buttons_are_never_pressed_and_break_nothing(seed, scale):
     assert (grad[decided] == 0).all(), "where there is no choice there is nothing to learn"
 
 
+# ---------------------------------------------------------------------------------- bounded gaussian
+
+
+def test_means_stay_within_the_bounds_and_samples_need_not():
+    head = head_for(NARROW, **BOUNDED)
+    params = head(torch.randn(500, 6) * 1e3)
+    mean, log_std = params.chunk(2, dim=-1)
+    assert mean.min() >= -3
+    assert mean.max() <= 1
+    assert mean.min() < -2.9
+    assert mean.max() > 0.9
+    torch.testing.assert_close(head.sample(params, deterministic=True), mean)
+    action = head.sample(params)
+    assert (action > 1).any(), "the environment clips what it executes"
+    torch.testing.assert_close(head.log_prob(params, action), Normal(mean, log_std.exp()).log_prob(action).squeeze(-1))
+
+
 # -------------------------------------------------------------------------------------- tanh-gaussian
 
 
@@ -431,9 +449,10 @@ def test_the_slope_of_tanh_is_exact_far_out():
 
 
 @pytest.mark.parametrize(("low", "high"), [(-math.inf, 1.0), (0.0, math.inf), (1.0, 1.0)])
-def test_squashing_needs_bounds(low, high):
-    with pytest.raises(ConfigError, match="tanh_gaussian needs actions with finite bounds"):
-        head_for(ActionSpec("continuous", shape=(1,), low=(low,), high=(high,)), **TANH)
+@pytest.mark.parametrize("name", ["tanh_gaussian", "bounded_gaussian"])
+def test_squashing_needs_bounds(low, high, name):
+    with pytest.raises(ConfigError, match=f"{name} needs actions with finite bounds"):
+        head_for(ActionSpec("continuous", shape=(1,), low=(low,), high=(high,)), action_distribution=name)
 
 
 # --------------------------------------------------------------------------------------------- mixed

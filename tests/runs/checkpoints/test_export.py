@@ -43,6 +43,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "images, lstm": ("env=toy_image", "model.encoder=impala", *LSTM),
     "continuous, own critic": ("env=toy_reach", "model.separate_critic=true"),
     "continuous, squashed, gru": ("env=toy_reach", "model.action_distribution=tanh_gaussian", *GRU),
+    "continuous, squashed mean": ("env=toy_reach", "model.action_distribution=bounded_gaussian"),
     "multi-binary": ("env=action_envs:Buttons",),
     "choices and numbers": ("env=action_envs:Toolbox",),
 }

@@ -14,8 +14,9 @@ head              actions
 Categorical       choices among any number
 Bernoulli         choices of two only (MultiBinary): one logit each
 Gaussian          numbers; unbounded, the environment clips what it executes
+BoundedGaussian   numbers; only the means are squashed into the bounds
 TanhGaussian      numbers, squashed into their bounds
-Mixed             choices and numbers: one of the first two beside one of the last two
+Mixed             choices and numbers: one of the first two beside one of the last three
 ================  =============================================================================
 """
 
@@ -27,8 +28,11 @@ from torch import Tensor
 from rollmill.core.fields import ActionSpec
 from rollmill.models.heads.base import ActionHead, Randomness
 from rollmill.models.heads.choices import BernoulliHead, CategoricalHead
-from rollmill.models.heads.numbers import GaussianHead, TanhGaussianHead
+from rollmill.models.heads.numbers import BoundedGaussianHead, GaussianHead, TanhGaussianHead
 from rollmill.models.settings import ModelSettings
+
+GAUSSIANS = {"gaussian": GaussianHead, "bounded_gaussian": BoundedGaussianHead, "tanh_gaussian": TanhGaussianHead}
+"""``model.action_distribution``."""
 
 
 def build_head(spec: ActionSpec, input_size: int, settings: ModelSettings) -> ActionHead:
@@ -36,8 +40,7 @@ def build_head(spec: ActionSpec, input_size: int, settings: ModelSettings) -> Ac
     if spec.kind == "mixed":
         return MixedHead(spec, input_size, settings)
     if spec.kind == "continuous":
-        squashed = settings.action_distribution == "tanh_gaussian"
-        return TanhGaussianHead(spec, input_size, settings) if squashed else GaussianHead(spec, input_size, settings)
+        return GAUSSIANS[settings.action_distribution](spec, input_size, settings)
     if spec.kind == "multi_discrete" and set(spec.nvec) == {2}:
         return BernoulliHead(spec, input_size, settings)
     return CategoricalHead(spec, input_size, settings)

@@ -92,6 +92,21 @@ class GaussianHead(ActionHead):
         return mean, log_std
 
 
+class BoundedGaussianHead(GaussianHead):
+    """Normal distributions whose means tanh squashes into the bounds of the action; samples may lie beyond them."""
+
+    center: Tensor  # [k] middle of the bounds
+    radius: Tensor  # [k] half of their interval
+
+    def __init__(self, spec: ActionSpec, input_size: int, settings: ModelSettings) -> None:
+        super().__init__(spec, input_size, settings)
+        _keep_bounds(self, spec, "bounded_gaussian")
+
+    def forward(self, features: Tensor) -> Tensor:
+        mean, log_std = super().forward(features).chunk(2, dim=-1)
+        return torch.cat([self.center + self.radius * mean.tanh(), log_std], dim=-1)
+
+
 class TanhGaussianHead(GaussianHead):
     """Normal distributions squashed by tanh into the bounds of the action. Parameters as of ``GaussianHead``.
 
@@ -111,16 +126,8 @@ class TanhGaussianHead(GaussianHead):
 
     def __init__(self, spec: ActionSpec, input_size: int, settings: ModelSettings) -> None:
         super().__init__(spec, input_size, settings)
-        low, high = torch.tensor(spec.low).double(), torch.tensor(spec.high).double()
-        if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
-            raise ConfigError(
-                "model.action_distribution=tanh_gaussian needs actions with finite bounds, "
-                f"not {list(spec.low)} to {list(spec.high)}; use model.action_distribution=gaussian"
-            )
+        _keep_bounds(self, spec, "tanh_gaussian")
         nodes, weights = np.polynomial.hermite_e.hermegauss(self.NODES)
-        # Derived from the spec, so not part of a checkpoint.
-        self.register_buffer("center", ((low + high) / 2).float(), persistent=False)
-        self.register_buffer("radius", ((high - low) / 2).float(), persistent=False)
         self.register_buffer("nodes", torch.from_numpy(nodes).float(), persistent=False)
         self.register_buffer("weights", torch.from_numpy(weights / weights.sum()).float(), persistent=False)
 
@@ -168,3 +175,16 @@ class TanhGaussianHead(GaussianHead):
 def _log_tanh_slope(x: Tensor) -> Tensor:
     """Compute ``log(1 - tanh(x)^2)``, without the cancellation of that formula."""
     return 2 * (math.log(2) - x - functional.softplus(-2 * x))
+
+
+def _keep_bounds(head: nn.Module, spec: ActionSpec, name: str) -> None:
+    """Register the middle of the action's bounds and half of their interval, which the distribution ``name`` needs."""
+    low, high = torch.tensor(spec.low).double(), torch.tensor(spec.high).double()
+    if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
+        raise ConfigError(
+            f"model.action_distribution={name} needs actions with finite bounds, "
+            f"not {list(spec.low)} to {list(spec.high)}; use model.action_distribution=gaussian"
+        )
+    # Derived from the spec, so not part of a checkpoint.
+    head.register_buffer("center", ((low + high) / 2).float(), persistent=False)
+    head.register_buffer("radius", ((high - low) / 2).float(), persistent=False)
