@@ -2,6 +2,7 @@
 
     python benchmarks/populations.py greed             noisy quadratic: frequent selection against sub-populations
     python benchmarks/populations.py recovery          CartPole, half of the learning rates are hopeless
+    python benchmarks/populations.py lander            LunarLander, all learning rates 30 times too low or too high
     python benchmarks/populations.py replay            the way of the best member of ``recovery``, as one policy
     python benchmarks/populations.py reward            a harmful reward term that can be turned down
     python benchmarks/populations.py speed             eight members in one run against one policy
@@ -51,6 +52,14 @@ CARTPOLE = (
     *("env=CartPole-v1", "pbt.members=8", "pbt.tune.learning.learning_rate=[1e-5,1e-1]"),
     *("pbt.tune.learning.entropy_coefficient=[1e-4,1]", "stop.frames=480000", "report.tensorboard=false"),
     *("checkpoints.every_seconds=1e6", "learning.batch_size=512", "sampling.mode=serial"),
+)
+LANDER_MEMBERS, LANDER_FRAMES, LANDED = 6, 350_000, 200
+LANDER_RATES = (3.3e-5, 3e-2)
+LANDER = (
+    *("-f", "lunar_lander", f"pbt.members={LANDER_MEMBERS}", "learning.lr_schedule=constant"),
+    *(f"pbt.tune.learning.learning_rate={list(LANDER_RATES)}", "pbt.resample_rate=0.25"),
+    *(f"stop.frames={LANDER_MEMBERS * LANDER_FRAMES}", "stop.mean_return=null", "report.tensorboard=false"),
+    *("sampling.workers=2", "sampling.envs_per_worker=24", "learning.batch_size=2048", "learning.minibatches=8"),
 )
 SEPARATE = """\
 experiment: {name}
@@ -157,6 +166,25 @@ def rates_off(rates: Sequence[float], fixed: Mapping[str, Sequence[float]]) -> f
     good = sorted(rate for rate, own in zip(fixed["rates"], fixed["returns"], strict=True) if own == best)
     middle = good[len(good) // 2]
     return max(max(rate / middle, middle / rate) for rate in rates)
+
+
+def lander(seeds: int) -> dict[str, Any]:
+    """The best member where all begin with a learning rate 30 times too low, or too high, beside random search."""
+    rows = []
+    for seed in range(seeds):
+        wrong = LANDER_RATES[seed % 2]
+        ways = {"pbt": ("pbt.begin=config", f"learning.learning_rate={wrong}"), "random": ("pbt.begin=sample",)}
+        row: dict[str, Any] = {"seed": seed, "begun": wrong}
+        for method, words in ways.items():
+            begun = time.monotonic()
+            folder = train(f"lander-{method}-{seed}", *LANDER, *words, f"pbt.method={method}", f"run.seed={seed}")
+            row[f"{method}_seconds"] = round(time.monotonic() - begun)
+            row[method] = max(evaluated(folder, "--member", str(k)) for k in range(LANDER_MEMBERS))
+        rows.append(row)
+        print(row, flush=True)
+    ahead = sum(row["pbt"] >= row["random"] for row in rows)
+    passed = all(row["pbt"] >= LANDED for row in rows) and ahead >= 2 / 3 * seeds
+    return {"rows": rows, "mark": f"pbt >= {LANDED} always, >= random search in 2 of 3", "passed": passed}
 
 
 def replay(seeds: int) -> dict[str, Any]:
@@ -388,6 +416,7 @@ def ray_python() -> Path:
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "greed": greed,
     "recovery": recovery,
+    "lander": lander,
     "replay": replay,
     "reward": reward,
     "speed": speed,
