@@ -148,6 +148,23 @@ def test_a_state_goes_on_with_or_without_contents() -> None:
         twin.load_state({})
 
 
+def test_contents_of_a_checkpoint_are_drawn_once_a_segment_has_shown_their_layout() -> None:
+    """A run may be saved while batches are due."""
+    buffer = buffer_of(save=True)
+    number = 0
+    while buffer.may_add():
+        buffer.add(segment_of(number))
+        number += 1
+    twin = buffer_of(save=True)
+    twin.load_state(buffer.state())
+    assert buffer.due()
+    assert not twin.due()
+    twin.open(segment_of(number))
+    assert twin.due()
+    assert np.array_equal(twin.draw()["version"], buffer.draw()["version"])
+    assert twin.may_add()
+
+
 def test_contents_of_another_shape_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     buffer = buffer_of(save=True)
     for number in range(5):

@@ -47,11 +47,12 @@ class OffPolicyAppo(Appo):
         reports: list[dict[str, float]] = []
         lanes = np.flatnonzero(own_rows(segments, self.policy_id).any(axis=0)) if segments else np.zeros(0, np.int64)
         for lane in lanes.tolist():
+            segment = {name: x[:, lane] for name, x in segments.items()}
+            self.buffer.open(segment)
             while not self.buffer.may_add() and self._replay(reports, progress):
                 pass
             if self._over:
                 break
-            segment = {name: x[:, lane] for name, x in segments.items()}
             self.buffer.add(segment, self._priority(segment))
         while self._replay(reports, progress) and self.buffer.repeats:
             pass

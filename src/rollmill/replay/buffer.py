@@ -92,15 +92,17 @@ class SegmentBuffer:
 
     def add(self, segment: Mapping[str, Array], priority: float = 1.0) -> None:
         """Keep a segment ``[T + 1, ...]``; its ``version`` is the field of that name, without the bootstrap row."""
-        first = self._codec is None
+        packed = self.open(segment).pack(segment)
+        self.table.insert(Packed(packed, int(segment["version"][:-1].min())), priority)
+
+    def open(self, segment: Mapping[str, Array]) -> SegmentCodec:
+        """Return the codec of segments like this one; the first shows which contents of a checkpoint can be used."""
         if self._codec is None:
             kept = {name: array[:, None] for name, array in segment.items() if is_kept(name)}
             self._codec = SegmentCodec.like(kept)
             self._check_contents(self._codec)
-        packed = self._codec.pack(segment)
-        if first:
-            self._require_room(len(packed))
-        self.table.insert(Packed(packed, int(segment["version"][:-1].min())), priority)
+            self._require_room(len(self._codec.pack(segment)))
+        return self._codec
 
     def _check_contents(self, codec: SegmentCodec) -> None:
         """Remove segments of a checkpoint that are damaged, or of another shape than the run's now."""
@@ -151,8 +153,8 @@ class SegmentBuffer:
         return self._trigger.timed
 
     def due(self) -> bool:
-        """Return whether to learn from a batch now."""
-        return self._trigger.due()
+        """Return whether to learn from a batch now; contents of a checkpoint wait for the first segment (``open``)."""
+        return self._codec is not None and self._trigger.due()
 
     def missed(self) -> None:
         """Count that new segments have come, and no batch could be learnt from."""

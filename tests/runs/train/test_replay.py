@@ -17,6 +17,7 @@ from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.core.slots import SegmentLayout
 from rollmill.learning.off_policy import OffPolicyAppo
 from rollmill.replay import buffer
+from rollmill.replay.settings import ReplaySettings
 from rollmill.replay.triggers import ByClock
 from rollmill.runs.settings import replay_checks
 from rollmill.runs.settings.train import check, segments_taken
@@ -86,6 +87,13 @@ def test_by_the_clock_learning_goes_on_while_nothing_comes(tmp_path: Path, monke
     assert looks / 3 - 5 < last["version"] <= looks / 3, "but for the time until there was a batch"
     assert last["sampled"] == 8 * last["version"]
     assert rows_of(folder)[-1]["learn/loss"] is not None
+
+
+def test_by_the_clock_a_resumed_run_may_wait_for_its_first_segment(tmp_path: Path) -> None:
+    words = ("replay.trigger=clock", "replay.clock_seconds=0.001", "replay.save=true", "learning.max_policy_lag=100000")
+    train_here(tmp_path, *REPLAY, *words, "sampling.mode=sync", "stop.frames=1024")
+    outcome, _ = train_here(tmp_path, *REPLAY, *words, "sampling.mode=sync", "stop.frames=2048", mode="resume")
+    assert outcome.state == "finished"
 
 
 def test_recurrent_networks_and_several_agents_replay_too(tmp_path: Path) -> None:
@@ -231,3 +239,23 @@ def test_priorities_are_the_errors_of_values() -> None:
     }
     # 2 * 1 + 0.5 * 2 - 1 = 2 and, after the end, 2 * 1 - 2 = 0; the third row does not count, the fourth is another's.
     assert learner._priority(segment) == pytest.approx(1.0)
+
+
+def test_batches_that_were_due_when_a_run_was_saved_are_learnt_from_before_anything_is_added() -> None:
+    def learner_of() -> OffPolicyAppo:
+        made = OffPolicyAppo.__new__(OffPolicyAppo)
+        made.policy_id, made._by_priority, made._over = 0, False, False
+        made.buffer = buffer.SegmentBuffer(ReplaySettings(capacity=24, samples_per_insert=4.0, save=True), 4, 0)
+        made._replay = lambda reports, progress: made.buffer.due() and bool(made.buffer.draw())  # type: ignore[method-assign]
+        return made
+
+    ended, resumed = learner_of(), learner_of()
+    zeros = np.zeros((5, 2), np.int64)
+    segments = {"version": zeros, "policy_id": zeros, "valid": np.ones((5, 2), bool)}
+    while ended.buffer.may_add():
+        ended.buffer.add({name: array[:, 0] for name, array in segments.items()})
+    resumed.buffer.load_state(ended.buffer.state())
+    inserted = resumed.buffer.counts()["inserted"]
+    resumed.train(segments)
+    assert resumed.buffer.counts()["inserted"] == inserted + 2
+    assert not resumed.buffer.due()
