@@ -110,6 +110,7 @@ def test_without_tensorboard_there_is_a_hint(monkeypatch: pytest.MonkeyPatch, tm
     [
         ("127.0.0.1", 70_000, "--port 70000"),
         ("127.0.0.1", -1, "--port"),
+        ("", 6006, "--host is empty"),
         ("no.such.host.invalid", 6006, "--host no.such.host.invalid: nobody can listen there: "),
     ],
 )

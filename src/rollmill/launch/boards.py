@@ -62,6 +62,8 @@ def free_port(host: str, wanted: int) -> int:
     """Return the wanted port if it is free, else one of the next hundred. 0: any."""
     if not 0 <= wanted <= _LAST_PORT:
         raise ConfigError(f"--port {wanted}: ports are numbers up to {_LAST_PORT}; 0 takes any that is free")
+    if not host:  # the system takes it for all addresses of the machine
+        raise ConfigError("--host is empty: an address to listen on is expected; 0.0.0.0 are all of this machine")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET  # as TensorBoard chooses it
     last = min(wanted + 99, _LAST_PORT)
     for port in range(wanted, last + 1) if wanted else (0,):
