@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -16,6 +18,8 @@ from pathlib import Path
 import pytest
 from running import Call, Command, wait_until
 
+from rollmill.cli import tb as tb_module
+from rollmill.cli.tb import tb
 from rollmill.core.janitor_main import is_alive
 from rollmill.monitor.tensorboard import TensorBoardSink
 
@@ -61,6 +65,20 @@ def everybody_can_read(command: Command) -> str:
     words = [Path(f"/proc/{pid}/cmdline").read_text() for pid in command.processes()]
     places = [file for file in Path(tempfile.gettempdir()).glob(".tensorboard-info/*") if os.access(file, os.R_OK)]
     return "".join([*words, *(file.read_text() for file in places)])
+
+
+@pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("0.0.0.0", "127.0.0.1"), ("10.1.2.3", "10.1.2.3")])
+def test_the_link_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str, shown: str
+) -> None:
+    write_run(tmp_path / "runs", "doom/one")
+    monkeypatch.setattr(tb_module, "free_port", lambda host, port: port)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    monkeypatch.setattr(tb_module, "start_board", lambda *words: ended)
+    assert tb(root=tmp_path / "runs", host=host, port=6006) == 0
+    said = capsys.readouterr().out
+    assert f"1 run: http://{shown}:6006/" in said
+    assert f"ssh -N -L 6006:{shown}:6006 " in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)

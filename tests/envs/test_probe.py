@@ -10,6 +10,7 @@ from running import wait_until
 
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.janitor_main import is_alive
+from rollmill.core.terminal import AT_ONCE
 from rollmill.envs.probe import Probe, build_one, close_here, probe_here
 from rollmill.envs.settings import EnvSettings
 
@@ -89,6 +90,7 @@ def test_a_close_that_takes_long_in_this_process_is_told(
     monkeypatch.setattr(env, "close", lambda: wait_until(lambda: "toy_target: close()" in caplog.text))
     close_here("toy_target", env)
     assert "close() has not returned for 0.05 s; no time-out runs in serial mode" in caplog.text
+    assert all(AT_ONCE.items() <= vars(record).items() for record in caplog.records), "on the console, too"
 
 
 @pytest.mark.parametrize("what", ["thread", "child", "fork"])

@@ -47,6 +47,12 @@ def test_agents_count_once() -> None:
     assert sample_here(env, schema_of(env)).steps > 100
 
 
+def test_an_env_that_cannot_be_closed_has_answered(caplog: pytest.LogCaptureFixture) -> None:
+    env = EnvSettings(id="faulty_envs:Misbehave", args={"where": "close"})
+    assert sample_here(env, schema_of(EnvSettings(id=env.id, args={"where": "nowhere"}))).steps > 0
+    assert f"{env.id}: close() failed with RuntimeError" in caplog.text
+
+
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     trial = SizeSample(ZOO, schema_of(ZOO), 0, 0, os.environ | {"ROLLMILL_SCRATCH": str(tmp_path)})
     found = trial.result(300)
