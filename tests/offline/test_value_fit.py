@@ -19,6 +19,8 @@ from rollmill.offline.actor_critic import Iql, Steps, Td3Bc, ValuePolicy, build_
 from rollmill.offline.data import fit_normaliser, select
 from rollmill.offline.settings import DataSettings, FitSettings, SequenceSettings, ValueSettings
 from rollmill.offline.value_fit import IN_MEMORY, TransitionLoader, ValueFitter
+from rollmill.optim import device
+from rollmill.optim.device import Precision
 from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.format.schema import StoreSchema
 from rollmill.store.reader import Store
@@ -220,6 +222,18 @@ def test_the_policy_of_iql_keeps_its_mean_within_bounds_that_there_are() -> None
     assert type(Iql(free, MODEL, ValueSettings()).policy.head) is GaussianHead
     with pytest.raises(ConfigError, match="needs actions with finite bounds"):
         Td3Bc(free, MODEL, ValueSettings())
+
+
+@pytest.mark.parametrize(("wished", "reduced"), [("auto", False), ("bfloat16", True)])
+def test_values_are_computed_in_float32_unless_asked_otherwise(
+    store: Store, monkeypatch: pytest.MonkeyPatch, wished: Precision, reduced: bool
+) -> None:
+    monkeypatch.setattr(device, "has_fast_bfloat16", lambda: True)
+    chosen = select(store, DataSettings(validation=0.1), "iql", 0)
+    loader = TransitionLoader(store, chosen, SPEC, 8, 0)
+    fitter = ValueFitter(Iql(SPEC, MODEL, ValueSettings()), loader, FitSettings(precision=wished), 0)
+    with fitter.precision():
+        assert torch.is_autocast_enabled("cpu") == reduced
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

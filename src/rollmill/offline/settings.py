@@ -206,7 +206,7 @@ class FitSettings:
     """cpu, cuda, cuda:N; auto takes a GPU where there is one."""
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 where the hardware has it."""
+    """auto: bfloat16 where the hardware has it (iql and td3bc: float32, as values need more digits)."""
 
     compile: bool = False
     """Compile the network with torch.compile; the first steps take a minute, later ones are faster on GPUs."""

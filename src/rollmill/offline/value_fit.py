@@ -14,7 +14,7 @@ from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.room import check_room
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS
-from rollmill.offline.actor_critic import Losses, Steps, ValuePolicy
+from rollmill.offline.actor_critic import Losses, Steps, ValuePolicy, value_precision
 from rollmill.offline.data import Selection
 from rollmill.offline.fit import OfflineFitter, plan_of
 from rollmill.offline.settings import FitSettings
@@ -90,7 +90,7 @@ class ValueFitter(OfflineFitter[ValuePolicy, Steps]):
             Replicas.on_threads(model, 1),  # batches are too small to be shared out
             torch.optim.Adam(learnt, lr=settings.learning_rate),
             plan_of(settings),
-            matmul_dtype(settings.precision, device),
+            matmul_dtype(value_precision(settings.precision), device),
         )
         torch.manual_seed(seed)
 

@@ -27,7 +27,7 @@ from rollmill.models.acting.policy import TorchPolicy
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.saving import WEIGHTS_SHAPE, load_weights
 from rollmill.offline.acting import TargetPolicy
-from rollmill.offline.actor_critic import ValuePolicy, build_value_policy
+from rollmill.offline.actor_critic import ValuePolicy, build_value_policy, value_precision
 from rollmill.offline.data import check_spec
 from rollmill.offline.held_out import HELD_OUT_SHAPE
 from rollmill.offline.model import Scales, SequencePolicy
@@ -162,12 +162,13 @@ class OfflinePolicy(LoadedPolicy):
         if device.type == "cpu":
             torch.set_num_threads(1)
         network = load_network(require_offline(load_checkpoint(self.path)), self.config, device, self.last)
-        return network, _precision(self.config.fit, device)
+        return network, _precision(self.config.fit, network, device)
 
 
-def _precision(fit: FitSettings, device: torch.device) -> torch.dtype | None:
+def _precision(fit: FitSettings, network: Network, device: torch.device) -> torch.dtype | None:
     """Return the precision of the fit; float32 where that was bfloat16 and this machine has none."""
-    return matmul_dtype("auto" if fit.precision == "bfloat16" else fit.precision, device)
+    wished = value_precision(fit.precision) if isinstance(network, ValuePolicy) else fit.precision
+    return matmul_dtype("auto" if wished == "bfloat16" else wished, device)
 
 
 def load_offline(loaded: Loaded, how: LoadOptions) -> OfflinePolicy:
