@@ -4,8 +4,9 @@
     python benchmarks/learn.py cartpole masked  some of it
     python benchmarks/learn.py --seeds 1        one seed each
 
-Exit code 1 when a task misses its mark. Results are kept in ``runs/learn/results.json``, learning curves beside it: the
-mean of the seeds as far as all of them go, each seed as a thin line (from five on a 95 % confidence band instead).
+Exit code 1 when a task misses its mark. After each task its results are kept in ``runs/learn/results.json``, beside those
+of other calls, and its learning curve beside it: the mean of the seeds as far as all of them go, each seed as a thin
+line (from five on a 95 % confidence band instead).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from common import save_plot
 
+from rollmill.core import atomic
 from rollmill.launch.compare.aggregate import band, common, spread_of
 from rollmill.launch.progress import read_curve
 from rollmill.reports.html.plots import Plot
@@ -89,13 +91,21 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=ROOT / "runs", help="folder of the runs")
     options = parser.parse_args()
     chosen = [t for t in TASKS if not options.tasks or t.name in options.tasks]
-    rows = [run(task, seed, options.dir) for task in chosen for seed in range(options.seeds or task.seeds)]
-    print("\n" + table(rows))
-    folder = options.dir / "learn"
+    folder, rows = options.dir / "learn", []
     for task in chosen:
+        own = [run(task, seed, options.dir) for seed in range(options.seeds or task.seeds)]
         draw(folder, task.name)
-    (folder / "results.json").write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+        keep(folder / "results.json", task.name, own)
+        rows += own
+    print("\n" + table(rows))
     return 0 if all(row["passed"] for row in rows) else 1
+
+
+def keep(path: Path, task: str, rows: list[dict[str, object]]) -> None:
+    """Write what a task has reached beside what others have."""
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    others = [row for row in before if row["task"] != task]
+    atomic.write_json(path, {"rows": [*others, *({**row, "machine": machine()} for row in rows)]})
 
 
 def run(task: Task, seed: int, folder: Path) -> dict[str, object]:
