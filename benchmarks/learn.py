@@ -4,9 +4,9 @@
     python benchmarks/learn.py cartpole masked  some of it
     python benchmarks/learn.py --seeds 1        one seed each
 
-Exit code 1 when a task misses its mark. After each task its results are kept in ``runs/learn/results.json``, beside those
-of other calls, and its learning curve beside it: the mean of the seeds as far as all of them go, each seed as a thin
-line (from five on a 95 % confidence band instead).
+Exit code 1 when a task misses its mark. After each task its results are kept in ``runs/learn/results.json`` and its
+learning curve beside it: the mean of the seeds as far as all of them go, each seed as a thin line (from five on a 95 %
+confidence band instead).
 """
 
 from __future__ import annotations
